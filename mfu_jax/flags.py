@@ -26,7 +26,7 @@ from typing import Any
 import jax
 from absl import flags as absl_flags
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.instrumentation import assembly
 from mfu_jax.instrumentation.jitting import jitted, name_of
 from mfu_jax.instrumentation.options import checked_config
@@ -267,10 +267,9 @@ def _lowered(
     except UserError:
         raise
     except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
-        first_line = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
             f"{name} cannot be compiled for the example arguments ({type(error).__name__}: "
-            f"{first_line}); expected those of a call in the loop",
+            f"{first_line(error)}); expected those of a call in the loop",
             hint="usually one is missing or has another shape; pass them as from_flags(step, "
             "*args)",
         ) from error

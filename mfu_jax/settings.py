@@ -16,7 +16,6 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
@@ -31,7 +30,7 @@ from mfu_jax.logger.config import (
     described,
     setting,
 )
-from mfu_jax.storage.addresses import Address, check_path, path_of
+from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.trace_folders import check_name
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.values import field_types, typed
@@ -48,8 +47,6 @@ _PATHS = (
     "prometheus_textfile",
     "webhook_url",
 )
-# Until 0.2, 0 means "unset" for these, too.
-_ZERO_WAS_UNSET = ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +90,7 @@ class MetricsKeys(LoggerKeys):
         super().check()
         if self.hardware and self.hardware != CALIBRATE:
             named(self.hardware)
-        if self.peak_tflops_per_device:
+        if self.peak_tflops_per_device is not None:
             checked_peak(self.peak_tflops_per_device)
         if self.profile_steps:
             parse_steps(self.profile_steps)
@@ -130,9 +127,6 @@ class Settings(MetricsKeys):
     model_config: str = setting(
         "", "name or file of a model and key=value …, as mfu-jax flops takes them, for 'analytic'"
     )
-    hfu_source: Literal["executed", "cost_analysis"] = setting(
-        "executed", "FLOPs behind HFU: counted in the program, or XLA's cost analysis unchanged"
-    )
     tokens_per_step: int | None = setting(
         None, "tokens per step over all devices, for tokens/s; unset: not shown"
     )
@@ -144,8 +138,6 @@ class Settings(MetricsKeys):
                 check_text(field.name, given)
             hint = f"usually a misspelling; {field.name} is: {field.metadata['help']}"
             value = typed(field.name, given, kind, hint=hint)
-            if field.name in _ZERO_WAS_UNSET and not value:
-                value = None
             object.__setattr__(self, field.name, value)
         if self.run_dir:
             for name, place in IN_RUN_DIR.items():
@@ -182,16 +174,7 @@ class Settings(MetricsKeys):
 
     def logger_config(self) -> LoggerConfig:
         """The settings of a `MetricLogger`."""
-        given = {name: getattr(self, name) for name in LOGGER_KEYS}
-        return LoggerConfig(**given, hang_folder=self._hang_folder())
-
-    def _hang_folder(self) -> str:
-        """The folder of the metrics, if it is on this machine."""
-        for file in (self.heartbeat_file, self.metrics_file):
-            if file and isinstance(path := path_of(file), Path):
-                return str(path.parent)
-        is_local = self.tensorboard_dir and isinstance(path_of(self.tensorboard_dir), Path)
-        return self.tensorboard_dir if is_local else ""
+        return LoggerConfig(**{name: getattr(self, name) for name in LOGGER_KEYS})
 
     @classmethod
     def of(cls, config: Any, *, prefix: str = "", strict: bool = True) -> Settings:

@@ -11,12 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mfu_jax.util.formatting import counted, percent, seconds_text
+from mfu_jax.util.formatting import counted, percent, seconds_text, span
 
 SCHEMA = 1
 NOTABLE = 0.02
 """Smallest loss, as a fraction of its whole, that is worth a reader's time."""
 COLUMNS = 100
+_LIKE_NONE = "no published run is like it"
+_WITHOUT_MLP = 0.3  # of a layer's matmul results, by bytes: all but the MLP's, in Llama's widths
+_EXCEPT_MLP = "save_dot_with_context_except_mlp"
+TOKENS = "tokens_per_step=N, for the published runs of models of this size"
+"""The next step where all published runs on the chip are named, for want of FLOPs per token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +32,16 @@ class TimeLoss:
         name: such as ``compile``, ``wait for data`` or a bar of a waterfall.
         fraction: its part of `of`.
         of: ``step`` or ``wall clock``.
+        seconds: of a step, or of the wall clock; None: not known.
     """
 
     name: str
     fraction: float
     of: Literal["step", "wall clock"] = "step"
+    seconds: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}, {percent(self.fraction)} of the {self.of}"
+        return f"{self.name}, {share_text(self.fraction, self.of, self.seconds)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +51,34 @@ class NextStep:
     Attributes:
         text: with the exact flag, key or command: ``remat_policy=minimal``.
         gain_fraction: by how much it shortens a step, as a fraction of it; None: not known.
+        gain_seconds: the same in seconds.
     """
 
     text: str
     gain_fraction: float | None = None
+    gain_seconds: float | None = None
 
     def __str__(self) -> str:
-        gain = "" if self.gain_fraction is None else f" (saves {percent(self.gain_fraction)})"
-        return f"{self.text}{gain}"
+        if self.gain_fraction is None:
+            return self.text
+        return f"{self.text} (saves {share_text(self.gain_fraction, 'step', self.gain_seconds)})"
+
+
+def share_text(fraction: float, of: str, seconds: float | None) -> str:
+    """``19.5% of the step, 344 ms``: the one form of a loss and of a saving."""
+    time = "" if seconds is None else f", {span(seconds)}"
+    return f"{percent(fraction)} of the {of}{time}"
+
+
+def remat_policy(share: float) -> str:
+    """The next step against recomputation: what keeps most of what the memory holds.
+
+    Args:
+        share: of the results that are recomputed, by bytes, for which there is memory.
+    """
+    if share >= 1:
+        return "remat_policy=minimal_with_context, or jax.checkpoint_policies.dots_saveable"
+    return f"remat_policy={_EXCEPT_MLP if share >= _WITHOUT_MLP else 'save_qkv_proj'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +103,14 @@ class LikeRuns:
         low, high = percent(self.low_mfu), percent(self.high_mfu)
         return low if low == high else f"{low} to {high}"
 
+    def place(self, mfu: float) -> str:
+        """Where an MFU is: above, within or below them."""
+        return "above" if mfu > self.high_mfu else "below" if mfu < self.low_mfu else "within"
+
     def judged(self, mfu: float) -> str:
         """How good an MFU is beside these runs."""
-        place = "above" if mfu > self.high_mfu else "below" if mfu < self.low_mfu else "within"
         count = counted(len(self.runs), "published run")
-        return f"{place} what {self.like} reach, {self.span} ({count})"
+        return f"{self.place(mfu)} what {self.like} reach, {self.span} ({count})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +118,7 @@ class Verdict:
     """The number, the largest loss, what to do next, and how good it is.
 
     Attributes:
-        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan``, ``sweep`` or
-            ``tune``.
+        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan`` or ``tune``.
         finding: the answer, where it is not the MFU: ``passed: no regression of 1% or more``.
         passed: of a check, as a gate or a plan's memory; None: nothing was checked.
         mfu: model FLOPs utilisation, a fraction of the peak; None: not known, like those below.
@@ -104,7 +133,7 @@ class Verdict:
         bound_mfu: the MFU that a plan holds for possible.
     """
 
-    kind: Literal["report", "gate", "profile", "plan", "sweep", "tune"]
+    kind: Literal["report", "gate", "profile", "plan", "tune"]
     finding: str = ""
     passed: bool | None = None
     mfu: float | None = None
@@ -129,14 +158,22 @@ class Verdict:
         yield self._number
         if self.mfu is not None and self.like_runs is not None:
             yield self.like_runs.judged(self.mfu)
-        elif self.mfu is not None and self.kind == "report":
-            yield "no published run is like it"
+        elif self.mfu is not None:
+            yield _LIKE_NONE
         if self.bound_mfu is not None:
             owner = "its" if self.kind == "plan" else "its plan's"
             yield f"{owner} bound is {percent(self.bound_mfu)}"
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
-        if self.losses:  # none are known without a peak, or of a sweep, which looks at whole steps
+        if self.losses:  # none are known without a peak, or of a search, which looks at whole steps
             yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
+
+    @property
+    def placed(self) -> str:
+        """How good the MFU is, in the fewest words; empty if it is not known."""
+        if self.mfu is None:
+            return ""
+        like = self.like_runs
+        return f"{like.place(self.mfu)} {like.span} of published runs" if like else _LIKE_NONE
 
     @property
     def _next(self) -> str:
@@ -154,6 +191,8 @@ class Verdict:
     @property
     def counted(self) -> str:
         """How the model FLOPs are counted, in words; empty if not known."""
+        if " " in self.convention:
+            return f"FLOPs of {self.convention}"
         return f"{self.convention} FLOPs" if self.convention else ""
 
     def render(self) -> str:

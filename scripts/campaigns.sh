@@ -22,7 +22,6 @@ campaign() { # name $1
     kills) $run.kills --seed "$SEED" --kind loop --kills 200 ;; # goodput within 1% or 0.2 s
     stragglers) $run.stragglers --seed "$SEED" ;; # 95 of 100 named, 1 of 100 falsely
     comparisons) $run.comparisons --seed "$SEED" ;; # 95 of 100 differences of 2% seen, 3 of 100 falsely
-    sweeps) $run.sweeps --seed "$SEED" ;;         # the fastest point is found
     tuning) $run.tuning --seed "$SEED" ;;         # the fastest of a grid within 3%, in 40% of its time
     planted) $run.planted.on_host ;;              # the planted fault is named, its gain within 20%
     meshes) $run.meshes ;;                        # FLOPs of every mesh as counted by hand
@@ -32,7 +31,7 @@ campaign() { # name $1
     esac
 }
 
-ALL=(faults integers grids masks kills stragglers comparisons sweeps tuning planted meshes losses models)
+ALL=(faults integers grids masks kills stragglers comparisons tuning planted meshes losses models)
 [ $# = 0 ] && set -- "${ALL[@]}"
 failed=()
 for name in "$@"; do

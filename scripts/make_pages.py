@@ -3,7 +3,6 @@ three-line example, the ledger's text or a result.
 
     python -m scripts.make_pages
 
-- ``docs/ledger.svg``, from `COMMAND`
 - every block between ``<!-- include NAME -->`` and ``<!-- end -->``: the three-line example, whose
   source is the first Python block of ``docs/integration.md``, the output of `COMMAND`, and how far
   predictions were off
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import statistics
 from pathlib import Path
@@ -23,7 +21,6 @@ from pathlib import Path
 from mfu_jax import cli
 from mfu_jax.planning.step_time.compared_runs import compared_runs
 from scripts import results
-from scripts.ledger_picture import draw
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -37,7 +34,6 @@ COMMAND = (
     "attention=527830005841920",
     "xla=212843144151040",
 )
-_TITLE = "One training step, Llama-3-70B-sized, full remat, one of 512 TPU v5p"
 _LINE = 140  # columns per line in a block; kernels have long names
 _BLOCK = re.compile(r"(<!-- include ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -50,7 +46,6 @@ def pages() -> dict[Path, str]:
         "compared-runs": compared_runs_block(),
     }
     made = {
-        DOCS / "ledger.svg": ledger_picture(),
         results.FOLDER / "plan_vs_measured.json": plan_vs_measured(),
         results.FOLDER / "README.md": results.index(),
     }
@@ -110,15 +105,10 @@ def plan_vs_measured() -> str:
     return results.text("plan_vs_measured", [first | {"rows": rows}, *others])
 
 
-def ledger_picture() -> str:
-    """The output of `COMMAND` as a picture."""
-    return draw(json.loads("\n".join(_ledger("--json"))), title=_TITLE)
-
-
-def _ledger(*flags: str) -> list[str]:
+def _ledger() -> list[str]:
     output = io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(output):
-        code = cli.main([*COMMAND, *flags])
+        code = cli.main([*COMMAND])
     assert code == 0
     return output.getvalue().splitlines()
 

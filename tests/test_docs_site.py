@@ -22,7 +22,7 @@ def test_the_site_builds_without_a_broken_link_and_search_finds_every_page(tmp_p
     found = {entry["location"].partition("#")[0] for entry in index["docs"]}
     pages = {f"docs/{page.stem}/" for page in DOCS.glob("*.md") if page.stem != "README"}
     assert pages | {"", "docs/", "examples/", "CONTRIBUTING/"} <= found
-    assert (tmp_path / "docs" / "ledger.svg").exists()
+    assert (tmp_path / "docs" / "profile_waterfall.png").exists()
 
 
 def test_every_page_is_in_the_menu_of_the_site() -> None:

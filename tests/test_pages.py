@@ -9,7 +9,6 @@ import pydoc
 import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -65,9 +64,6 @@ def test_the_three_lines_run_and_leave_the_step_as_it_was(
 
 
 def test_the_ledger_on_the_pages_explains_every_flop() -> None:
-    picture = make_pages.ledger_picture()
-    ElementTree.fromstring(picture)
-    assert "Unexplained: 0 FLOPs" in picture
     assert "+ unexplained                                   0 " in make_pages.ledger_block()
 
 

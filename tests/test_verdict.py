@@ -28,11 +28,12 @@ def test_a_sentence_has_the_number_the_loss_the_next_step_and_how_good_it_is() -
     assert FULL.sentence == (
         "20.2% MFU (maxtext FLOPs, peak 989.4 TFLOP/s bf16); below what dense models of 4B to 16B "
         "on H100 reach, 40.0% to 55.0% (2 published runs); its plan's bound is 61.0%; largest "
-        "loss: compile, 24.0% of the wall clock; next: remat_policy=minimal (saves 11.8%)"
+        "loss: compile, 24.0% of the wall clock; next: remat_policy=minimal (saves 11.8% of the "
+        "step)"
     )
     lines = FULL.render().splitlines()
     assert max(map(len, lines)) <= 100
-    assert lines[-1] == "next: remat_policy=minimal (saves 11.8%)"  # it can be pasted
+    assert lines[-1] == "next: remat_policy=minimal (saves 11.8% of the step)"  # it can be pasted
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,13 @@ def test_the_schema_gives_the_verdict_back() -> None:
         assert json_text(Verdict.of_json(newer).to_json()) == text
 
 
+def test_a_loss_and_a_saving_are_the_same_share_and_seconds() -> None:
+    loss = TimeLoss(name="idle", fraction=0.195, seconds=0.344)
+    step = NextStep(text="log_period=100", gain_fraction=0.195, gain_seconds=0.344)
+    assert str(loss) == "idle, 19.5% of the step, 0.344 s"
+    assert str(step) == "log_period=100 (saves 19.5% of the step, 0.344 s)"
+
+
 def test_small_losses_and_unknown_numbers_are_said() -> None:
     small = (TimeLoss(name="wait for data", fraction=0.012),)
     verdict = Verdict(kind="gate", finding="passed: no regression", losses=small, next_steps=NEXT)
@@ -73,7 +81,9 @@ def test_small_losses_and_unknown_numbers_are_said() -> None:
 def test_the_schema_is_documented_field_by_field() -> None:
     answer = json.loads(json_text(FULL.to_json()))
     assert answer["schema"] == 1
-    assert answer["losses"] == [{"name": "compile", "fraction": 0.24, "of": "wall clock"}]
+    assert answer["losses"] == [
+        {"name": "compile", "fraction": 0.24, "of": "wall clock", "seconds": None}
+    ]
     assert answer["next_steps"][0]["gain_fraction"] == 0.118
     page = (Path(__file__).parents[1] / "docs" / "verdict.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| `")]

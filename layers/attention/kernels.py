@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 from .ops import (
-    CHUNKS,
     CONTEXT,
     SINKS,
     SOFT_CAP,
@@ -30,7 +29,7 @@ from .ops import (
 _LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
 
 
-@register_attention("cudnn_flash", supports=(WINDOW, CHUNKS))
+@register_attention("cudnn_flash", supports=(WINDOW,))
 def cudnn_flash(x: AttentionInputs) -> jax.Array:
     """cuDNN's fused attention on NVIDIA (bfloat16 or float16).
 
@@ -62,25 +61,7 @@ def _in_chunks(segment_ids: jax.Array, pattern: AttentionPattern) -> jax.Array:
     return segment_ids * chunks + jnp.arange(length, dtype=segment_ids.dtype) // pattern.chunk
 
 
-@register_attention("flash", supports=(CHUNKS,))
-def flash(x: AttentionInputs) -> jax.Array:
-    """JAX's Pallas flash attention for TPU. No grouped heads: keys and values are repeated."""
-    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
-
-    def run(x: AttentionInputs) -> jax.Array:
-        group = x.q.shape[2] // x.k.shape[2]
-        scale = x.pattern.scale_of(x.q.shape[-1])
-        repeated = (x.q, jnp.repeat(x.k, group, 2), jnp.repeat(x.v, group, 2))
-        q, k, v = (array.swapaxes(1, 2) for array in repeated)
-        segment_ids = _in_chunks(x.segment_ids, x.pattern)
-        segments = kernel.SegmentIds(segment_ids, segment_ids)
-        out = kernel.flash_attention(q, k, v, segment_ids=segments, causal=True, sm_scale=scale)
-        return out.swapaxes(1, 2)
-
-    return over_shards(run, x)
-
-
-@register_attention("splash", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
+@register_attention("splash", supports=(WINDOW, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
 def splash(x: AttentionInputs) -> jax.Array:
     """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely.
 

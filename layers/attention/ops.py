@@ -16,9 +16,8 @@ from jax.sharding import PartitionSpec
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
 # What a model may need from an implementation beyond causal attention over segments.
-WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, WHOLE = (
+WINDOW, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, WHOLE = (
     "sliding windows",
-    "chunks",
     "a soft cap of the scores",
     "attention sinks",
     "keys picked by an indexer",
@@ -77,7 +76,6 @@ class AttentionPattern:
         """What an implementation must support."""
         wanted = {
             WINDOW: self.window,
-            CHUNKS: self.chunk,
             SOFT_CAP: self.soft_cap,
             IMAGES: self.joins_images,
         }
@@ -159,7 +157,7 @@ CONTEXT = "context"
 CUDNN_CONTEXT = "cudnn_context"
 """The same of cuDNN's: `remat` saves it with the sums that its backward kernel reads."""
 _SUPPORTED: dict[str, frozenset[str]] = {}
-_PLATFORMS = {"cudnn_flash": "gpu", "flash": "tpu", "splash": "tpu"}
+_PLATFORMS = {"cudnn_flash": "gpu", "splash": "tpu"}
 _FASTEST = {"tpu": "splash", "gpu": "cudnn_flash"}
 
 
@@ -325,14 +323,14 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 
 @register_attention(
     "dot_product",
-    supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT),
+    supports=(WINDOW, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT),
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Plain einsums: every pair of positions is computed, then masked."""
     return _attended(x)[0]
 
 
-@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, IMAGES, SPLIT))
+@register_attention("jax", supports=(WINDOW, PICKED, IMAGES, SPLIT))
 def jax_attention(x: AttentionInputs) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
     x = with_gathered_keys(x)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from ..sharding import SEQUENCE_AXIS, axis_size
 from .ops import (
-    CHUNKS,
     SINKS,
     SOFT_CAP,
     SPLIT,
@@ -49,7 +48,7 @@ class _SoftmaxSums(NamedTuple):
         return _SoftmaxSums(largest, self.weights * factor, self.values * factor[..., None])
 
 
-@register_attention("ring", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
+@register_attention("ring", supports=(WINDOW, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
 def ring(x: AttentionInputs) -> jax.Array:
     """Ring attention (arXiv 2310.01889): a device holds at most one other part of the keys.
 

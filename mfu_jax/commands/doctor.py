@@ -32,7 +32,7 @@ _OPTIONAL = {
     "orbax-checkpoint": ("checkpoints of the reference trainer", "'mfu-jax[train]'"),
     "grain": ("text data of the reference trainer", "'mfu-jax[train]'"),
     "qwix": ("quantization=int8 and fp8 of the reference trainer", "'mfu-jax[quantize]'"),
-    "rich": ("mfu-jax watch and the progress bar", "'mfu-jax[train]'"),
+    "rich": ("the progress bar", "'mfu-jax[train]'"),
     "tensorboardX": ("tensorboard_dir=", "tensorboardX"),
     "tensorboard": ("reading what tensorboard_dir= writes", "'mfu-jax[tensorboard]'"),
     "wandb": ("the sink wandb", "'mfu-jax[wandb]'"),

@@ -39,6 +39,7 @@ from mfu_jax.flops.analytic.totals import (
     TflopsPerDevice,
     calculate_tokens_per_device,
     compare_conventions,
+    flops_bounds,
     tflops_of,
 )
 from mfu_jax.flops.analytic.training import training_model
@@ -137,11 +138,17 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
     notes = []
     if config.vision.use_multimodal and not config.step.images_per_sequence:
         notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
+    bounds: dict[str, Any] = {}
+    if config.experts.zero_experts:
+        low, high = flops_bounds(config, convention)
+        bounds["training_flops_range"] = [low.training, high.training]
+        notes.append(_range_note(config, *bounds["training_flops_range"]))
     return {
         "model": config.model_name,
         "decoder_block": config.decoder_block,
         **_of_step(config.step, calculate_tokens_per_device(config)),
         **_sums(convention, tflops_of(rows)),
+        **bounds,
         "parameters": {
             "total": count.total,
             "active": count.active,
@@ -156,6 +163,18 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
         "breakdown": [row._asdict() for row in rows],
         "notes": notes,
     }
+
+
+def _range_note(config: ModelConfig, low: Number, high: Number) -> str:
+    sizes = config.experts
+    skipped, total = sizes.zero_experts_per_tok, sizes.num_experts + sizes.zero_experts
+    used = float(sizes.num_experts_per_tok - skipped)
+    reason = "the mean of uniform routing" if skipped else "as PyTorch runs it"
+    return (
+        f"FLOPs depend on the tokens, from {float(low) / TERA:.6g} to {float(high) / TERA:.6g} "
+        f"TFLOP: {sizes.zero_experts} of {total} experts compute nothing; each token is counted "
+        f"with {used:g} of its {sizes.num_experts_per_tok} computing, {reason}"
+    )
 
 
 _TRACED: tuple[PairCounting, ...] = ("maxtext", "exact", "dense")

@@ -86,8 +86,13 @@ def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
 def _verdict(gate: Gate, of_run: Verdict, report: str) -> Verdict:
     """The run's verdict, led by what the gate found."""
     slower = [
-        TimeLoss(name=f"slower {check.row.metric.title}", fraction=1 - 1 / (1 + check.slowdown))
+        TimeLoss(
+            name=f"slower {check.row.metric.title}",
+            fraction=1 - 1 / (1 + check.slowdown),
+            seconds=found.b - found.a if check.row.metric.less_is_better else None,
+        )
         for check in gate.failed
+        for found in [check.row.difference]
     ]
     steps = of_run.next_steps[:1]
     return dataclasses.replace(

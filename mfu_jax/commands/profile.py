@@ -13,6 +13,8 @@ Two folders are compared: what got slower, in seconds per step, and why.
   top=N            rows of each table (default 15; 0: all)
   model_flops=N    model FLOPs of one run of the program on one device; by default those stored with
                    the trace, else the program's own forward and backward matmuls
+  tokens_per_step=N  tokens of a step on one device, by which the MFU is placed among published runs
+                   of models of this size; by default those of the run whose profile it is
   hardware=NAME    the chip, if the trace does not name it; or calibrate
   peak_tflops_per_device=N  dense peak, instead of the table's; CPUs are calibrated
   plan=FILE        also prints where the time differs from the plan's, op by op, with the cause in
@@ -43,11 +45,12 @@ if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
     from mfu_jax.profiling.report.plan_gap import PlanGap
 
+_TOKENS = "tokens_per_step"
 _TABLES = ("by", "depth", "sort")
 _FLOPS = "pass those of one run of the program on one device"
 _TOP = 15
 _OUTPUTS = ("perfetto", "plan")
-_KEYS = (*_TABLES, "top", MODEL_FLOPS, "hardware", PEAK, *_OUTPUTS)
+_KEYS = (*_TABLES, "top", MODEL_FLOPS, _TOKENS, "hardware", PEAK, *_OUTPUTS)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -103,12 +106,37 @@ def _folders(arguments: Arguments) -> list[str]:
 def _read(folder: str, values: Mapping[str, str]) -> Profile:
     from mfu_jax.profiling.profile import read_profile
 
+    tokens, settings = _of_run(folder)
     return read_profile(
         folder,
         peak_tflops_per_device=number_of(values, PEAK, float),
         hardware=values.get("hardware", ""),
         model_flops=number_of(values, MODEL_FLOPS, int, is_positive=True, hint=_FLOPS),
+        tokens=number_of(values, _TOKENS, float, default=tokens, is_positive=True),
+        settings=settings,
     )
+
+
+def _log_of(folder: str) -> str:
+    """The metrics file of the run whose profile it is; empty if there is none."""
+    for place in (Path(folder), Path(folder).resolve().parent):
+        if (log := place / "metrics.jsonl").is_file():
+            return str(log)
+    return ""
+
+
+def _of_run(folder: str) -> tuple[float | None, Mapping[str, str]]:
+    """The tokens of a step on one device, and the trainer's settings, as its run logged them."""
+    from mfu_jax.runs.metrics.files import WARMUP_STEPS, read_metrics
+    from mfu_jax.runs.report.setup import read_setup
+
+    if not (log := _log_of(folder)):
+        return None, {}
+    with contextlib.suppress(UserError):  # the trace can be read without it
+        summary = read_metrics(log).summary(warmup_steps=WARMUP_STEPS)
+        rate, seconds = summary.tokens_per_sec_per_device, summary.mean_seconds
+        return rate * seconds if rate and seconds else None, read_setup(log).config
+    return None, {}
 
 
 def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:
@@ -120,10 +148,9 @@ def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:
     from mfu_jax.runs.report.plan_comparison import clock_share, read_plan
 
     plan, share = read_plan(path), None
-    for place in (Path(folder), Path(folder).resolve().parent):  # the run's own, if it has one
-        if (log := place / "metrics.jsonl").is_file():
-            with contextlib.suppress(UserError):
-                share = clock_share(read_metrics(str(log)).gpu, plan)
+    if log := _log_of(folder):
+        with contextlib.suppress(UserError):
+            share = clock_share(read_metrics(log).gpu, plan)
     return plan_gap(profile, plan, path, share)
 
 

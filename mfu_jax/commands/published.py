@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.published import PublishedRun, Recomputed, find_run, published_runs, recompute
+from mfu_jax.published import PublishedRun, Recomputed, find_run, published_runs, recompute
 from mfu_jax.runs.report.run_data import Options, read_run_data
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import columns, json_text, percent

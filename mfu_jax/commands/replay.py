@@ -33,6 +33,7 @@ from mfu_jax.logger.sinks.base import Sink, find_sink, make_sink
 from mfu_jax.runs.live.following import local_metrics_file
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import counted, json_text
+from mfu_jax.util.values import number_of
 from mfu_jax.verdict import Verdict
 
 _OWN_KEYS = ("sink", "from_step")
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     name = values["sink"]
     kind = find_sink(name)
     behind = steps_behind(path, 0).get("" if kind is None else kind.__name__, -1)
-    first = _whole(values.get("from_step", str(behind + 1)))
+    first = number_of(values, "from_step", int, behind + 1)
     sink = _made(name, kind, arguments, first)
     last, lost = _follow(path, sink, first)
     if "--json" in arguments.flags:
@@ -65,12 +66,6 @@ def main(argv: Sequence[str]) -> int:
         if lost:
             print(f"{name}: {counted(lost, 'record')} could not be written")
     return int(lost > 0)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise UserError(f"from_step={text!r}: expected a step's number, such as 0")
-    return int(text)
 
 
 def _made(name: str, kind: type[Sink] | None, arguments: Arguments, first: int) -> Sink:

@@ -6,7 +6,6 @@ usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html [FILE]]
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
-                Also JSON lines of levanter's json_logger and of torchtitan, and its console.
                 Several runs are each compared with the first.
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
@@ -218,8 +217,9 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
     plan = read_plan(path)
     named = arguments.values.get("profile")
     folder = Path(named) if named else _folder_of(run)
+    found = compare_with_plan(plan, path, run)
     if folder is None:
-        return compare_with_plan(plan, path, run)
+        return found
     from mfu_jax.profiling.profile import read_profile
     from mfu_jax.profiling.report.plan_gap import plan_gap
 
@@ -228,10 +228,8 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
             raise UserError(f"the trace is large; --profile {folder} reads it")
         profile = read_profile(folder, peak_tflops_per_device=run.peak[1])
         gap = plan_gap(profile, plan, path, clock_share(run.metrics.gpu, plan))
-        found = compare_with_plan(plan, path, run, profile.scalars())
         return dataclasses.replace(found, gap=gap)
     except UserError as error:
-        found = compare_with_plan(plan, path, run)
         notes = (*found.notes, f"no gap by op: {first_line(error)}")
         return dataclasses.replace(found, notes=notes)
 

@@ -12,77 +12,62 @@ example: mfu-jax watch runs/a"""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from mfu_jax.errors import UserError
 from mfu_jax.runs.live.following import MetricsTail, local_metrics_file
 from mfu_jax.runs.live.frame import frame, snapshot
 from mfu_jax.util.arguments import parse
-from mfu_jax.util.formatting import json_text
-from mfu_jax.util.optional_deps import TRAIN, require
-from mfu_jax.util.values import typed
+from mfu_jax.util.formatting import Paper, json_text
+from mfu_jax.util.values import number_of
 
 _COLUMNS = 80
+# Another screen, whose long lines are cut, without a cursor; and back.
+_OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?7l\x1b[?25l", "\x1b[?25h\x1b[?7h\x1b[?1049l"
+_HOME = "\x1b[H"
+_REST_OF_LINE, _REST_OF_SCREEN = "\x1b[K", "\x1b[J"  # are cleared
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code.
 
     Raises:
-        UserError: wrong arguments, no metrics file, or `rich` is missing.
+        UserError: wrong arguments, or no metrics file.
     """
     if not argv:
         print(__doc__)
         return 2
     arguments = parse(argv, keys=("interval",), flags=("--once", "--json"))
     run = arguments.one_name("run")
-    interval = _interval(arguments.values)
+    interval = number_of(arguments.values, "interval", float, 2.0, is_positive=True)
     once = bool(arguments.flags) or not sys.stdout.isatty()
     follower = MetricsTail(local_metrics_file(run, may_come=not once))
     follower.update()
     if "--json" in arguments.flags:
         print(json_text(snapshot(follower, time.time())))
         return 0
-    console = _console()
     if once:
-        console.print(frame(follower, time.time()))
+        paper = Paper.of(sys.stdout) if sys.stdout.isatty() else Paper(_COLUMNS)
+        print("\n".join(frame(follower, time.time(), paper)))
     else:
-        _follow(follower, console, interval)
+        _follow(follower, interval)
     return 0
 
 
-def _follow(follower: MetricsTail, console: Any, interval: float) -> None:
-    """Redraws the frame until Ctrl-C."""
-    live = require("rich.live", "mfu-jax watch", install=TRAIN)
-
-    def now() -> Any:
-        return frame(follower, time.time(), console.width, console.height)
-
-    with live.Live(now(), console=console, auto_refresh=False, screen=True) as shown:
-        try:
-            while True:
-                time.sleep(interval)
-                follower.update()
-                shown.update(now(), refresh=True)
-        except KeyboardInterrupt:
-            return
-
-
-def _interval(values: dict[str, str]) -> float:
-    seconds: float = typed("interval", values.get("interval", "2"), float)
-    if not 0.1 <= seconds <= 3600:
-        raise UserError(
-            f"interval={seconds:g}: expected 0.1 to 3600 seconds",
-            hint="usually milliseconds were meant; leave it out for 2",
-        )
-    return seconds
-
-
-def _console() -> Any:
-    rich = require("rich.console", "mfu-jax watch", install=TRAIN)
-    if sys.stdout.isatty():
-        return rich.Console()
-    return rich.Console(width=_COLUMNS, file=sys.stdout, soft_wrap=False)
+def _follow(follower: MetricsTail, interval: float) -> None:
+    """Redraws the frame until Ctrl-C, on the terminal's other screen."""
+    print(_OTHER_SCREEN, end="")
+    try:
+        while True:
+            size = shutil.get_terminal_size()
+            paper = Paper.of(sys.stdout)._replace(columns=size.columns)
+            lines = frame(follower, time.time(), paper, size.lines)[: size.lines]
+            print(_HOME + f"{_REST_OF_LINE}\n".join(lines) + _REST_OF_SCREEN, end="", flush=True)
+            time.sleep(interval)
+            follower.update()
+    except KeyboardInterrupt:
+        return
+    finally:
+        print(_OWN_SCREEN, end="", flush=True)

@@ -1,9 +1,9 @@
 """Fused attention kernels: the facts that the traced and the executed count both need.
 
-To add a kernel, add a row to `KERNELS`. The row says how a jaxpr and HLO name the kernel and which
-matmuls it runs; both counts then know which of them the model needs and which ones are recomputed.
-A kernel that is not attention needs no row: a Pallas kernel is counted by its body, and the cost of
-a custom call without one is registered with `mfu_jax.kernels.register_kernel`.
+To add a kernel, add a row to attention_kernels.yml. The row says how a jaxpr and HLO name the
+kernel and which matmuls it runs; both counts then know which of them the model needs and which ones
+are recomputed. A kernel that is not attention needs no row: a Pallas kernel is counted by its body,
+and the cost of a custom call without one is registered with `mfu_jax.kernels.register_kernel`.
 
 Its program for the tests is recorded by tests/support/program_kernels.py.
 """
@@ -13,9 +13,13 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+from mfu_jax.util.yaml_files import read_mapping
 
 # S = Q·Kᵀ and O = P·V forward; dP = dO·Vᵀ, dV = Pᵀ·dO, dQ = dS·K and dK = dSᵀ·Q backward.
 Product = Literal["S", "O", "dP", "dV", "dQ", "dK"]
@@ -65,124 +69,13 @@ class AttentionKernel:
         return Fraction(len(self.recomputed), len(self.products))
 
 
-# With separate backward kernels, dP is counted in the one that computes dQ.
-KERNELS = (
-    AttentionKernel(
-        name=r"^_?flash_attention_kernel|^splash_\w*_fwd",
-        products=("S", "O"),
-    ),
-    AttentionKernel(
-        name=r"^_?flash_attention_dkv_kernel$|flash_m[hq]a_(bwd_)?dkv",
-        products=("S", "dP", "dV", "dK"),
-        recomputed=("S", "dP"),
-    ),
-    AttentionKernel(
-        name=r"^_?flash_attention_dq_kernel$|flash_m[hq]a_(bwd_)?dq|splash_\w*_dq",
-        products=("S", "dP", "dQ"),
-        recomputed=("S",),
-    ),
-    AttentionKernel(  # fused, under the same names as the next one
-        name=r"splash_\w*_dkv",
-        products=("S", "dP", "dV", "dK", "dQ"),
-        recomputed=("S",),
-    ),
-    AttentionKernel(
-        name=r"splash_\w*_dkv",
-        products=("S", "dP", "dV", "dK"),
-        recomputed=("S", "dP"),
-    ),
-    AttentionKernel(  # jax.experimental.pallas.ops.gpu.attention
-        name=r"^mha_forward$|^pallas_flash_attention(_fwd_res)?$",  # the latter: tokamax
-        products=("S", "O"),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(  # once for dK and dV, once for dQ
-        name=r"^mha_backward$|^pallas_flash_attention_vjp$",
-        products=("S", "dP", "dV", "dK", "S", "dP", "dQ"),
-        recomputed=("S", "S", "dP"),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(  # tokamax on Hopper and Blackwell
-        scope=r"\bPallasMosaicGpuFlashAttention\b",
-        products=("S", "O"),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(
-        scope=r"\bPallasMosaicGpuFlashAttentionVjp\b",
-        products=("S", "dP", "dV", "dK"),
-        recomputed=("S", "dP"),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(
-        scope=r"\bPallasMosaicGpuFlashAttentionVjp\b",
-        products=("S", "dP", "dQ"),
-        recomputed=("S",),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(  # jax.experimental.pallas.ops.gpu.attention_mgpu, of Hopper
-        scope=r"(^|/)(entry|fa3_kernel)(/(mpmd_map|core_map))?$",
-        operands=3,
-        products=("S", "O"),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(
-        scope=r"(^|/)anonymous(/(mpmd_map|core_map))?$",
-        operands=6,
-        products=("S", "dP", "dV", "dK"),
-        recomputed=("S", "dP"),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(
-        scope=r"(^|/)anonymous(/(mpmd_map|core_map))?$",
-        operands=6,
-        products=("S", "dP", "dQ"),
-        recomputed=("S",),
-        sequence_dim=-3,
-    ),
-    AttentionKernel(
-        primitives=("dot_product_attention_fwd_wrapper", "dot_product_attention_fp8_fwd_wrapper"),
-        targets=(
-            "__cudnn$fmhaSoftmax",
-            "__cudnn$fmhaSoftmaxF8",
-            "__cudnn$fmhaSoftmaxDropout",
-            "__cudnn$fmhaScaleBiasSoftmax",
-            "__cudnn$fmhaScaleBiasSoftmaxDropout",
-        ),
-        products=("S", "O"),
-        sequence_dim=None,
-        mask_type="mask_type",
-        window="sliding_window_length",
-    ),
-    AttentionKernel(
-        primitives=("dot_product_attention_bwd_wrapper", "dot_product_attention_fp8_bwd_wrapper"),
-        targets=(
-            "__cudnn$fmhaSoftmaxBackward",
-            "__cudnn$fmhaSoftmaxBackwardF8",
-            "__cudnn$fmhaSoftmaxDropoutBackward",
-            "__cudnn$fmhaScaleBiasSoftmaxBackward",
-            "__cudnn$fmhaScaleBiasSoftmaxDropoutBackward",
-        ),
-        products=("S", "dP", "dV", "dQ", "dK"),
-        recomputed=("S",),
-        sequence_dim=None,
-        mask_type="mask_type",
-        window="sliding_window_length",
-    ),
-    AttentionKernel(  # TransformerEngine: cuDNN's on NVIDIA, CK's on AMD
-        primitives=("te_fused_attn_forward_ffi_wrapper",),
-        targets=("te_fused_attn_forward_ffi",),
-        products=("S", "O"),
-        sequence_dim=None,
-    ),
-    AttentionKernel(
-        primitives=("te_fused_attn_backward_ffi_wrapper",),
-        targets=("te_fused_attn_backward_ffi",),
-        products=("S", "dP", "dV", "dQ", "dK"),
-        recomputed=("S",),
-        sequence_dim=None,
-    ),
-)
+def _kernel(row: Mapping[str, Any]) -> AttentionKernel:
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    return AttentionKernel(**fields)
 
+
+_TABLE = read_mapping(Path(__file__).with_name("attention_kernels.yml"))
+KERNELS = tuple(_kernel(row) for row in _TABLE["kernels"])
 BY_PRIMITIVE = {primitive: kernel for kernel in KERNELS for primitive in kernel.primitives}
 BY_TARGET = {target: kernel for kernel in KERNELS for target in kernel.targets}
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from mfu_jax.flops.executed.result import ExecutedCount
     from mfu_jax.flops.ledger import Ledger
 
-HfuSource = Literal["executed", "cost_analysis"]
-
 _log = logging.getLogger("mfu_jax")
 _WIDE = {"fp32", "fp64"}  # dtypes to which compilers widen narrower ones
 
@@ -281,22 +279,15 @@ class StepFlops:
         is_widened = bool(model - program) and bool(program & _WIDE)
         return self.model.flops_by_dtype if is_widened else self.executed.by_dtype
 
-    def cost(
-        self, peaks: StepPeaks | None, *, tokens_per_device: int | float, hfu_source: HfuSource
-    ) -> StepCost:
+    def cost(self, peaks: StepPeaks | None, *, tokens_per_device: int | float) -> StepCost:
         """The step's cost, as `MetricLogger.record` accepts it."""
-        executed: Exact | None = self.executed.total
-        on_hardware: Exact | None = self.executed.on_hardware
-        if hfu_source == "cost_analysis":
-            on_hardware = None
-            executed = None if self.xla_reported is None else round(self.xla_reported)
-        optimal = None
-        if executed is not None and peaks is not None:
+        executed, optimal = self.executed.total, None
+        if peaks is not None:
             optimal = peaks.optimal_seconds(executed, self.timed_by_dtype)
         return dataclasses.replace(
             model_cost(self.model, peaks, tokens_per_device=tokens_per_device),
             executed_flops_per_device=executed,
-            hardware_flops_per_device=on_hardware,
+            hardware_flops_per_device=self.executed.on_hardware,
             optimal_executed_seconds=optimal,
             removed_flops_per_device=self.ledger.removed,
             xla_reported_flops=self.xla_reported,

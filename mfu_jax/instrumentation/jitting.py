@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 
 
 def name_of(step_fn: Any) -> str:
@@ -110,10 +110,9 @@ def jitting_error(step_fn: Any, name: str, error: BaseException) -> UserError | 
         return None
     if not isinstance(error, jax.errors.JAXTypeError) and _is_raised_inside(step_fn, error):
         return None
-    first_line = (str(error).strip().splitlines() or [""])[0]
     return UserError(
-        f"{name} cannot be jitted ({type(error).__name__}: {first_line}); expected a function "
-        "of arrays that jax.jit accepts",
+        f"{name} cannot be jitted ({type(error).__name__}: {first_line(error)}); expected a "
+        "function of arrays that jax.jit accepts",
         hint="usually it converts arrays to Python numbers or prints, or takes arguments that "
         "are not arrays; instrument the jitted function inside it, pass "
         "jit=dict(static_argnums=…), or time the whole with `with logger.step():`",

@@ -162,9 +162,7 @@ class ProgramAnalysis:
             return
         unit: Literal["step", "call"] = "step" if self.steps == 1 else "call"
         self.flops = count_program(self.compiled, self.model, **self._given, unit=unit)
-        self.known_cost = self.flops.cost(
-            self.peaks, tokens_per_device=self._tokens, hfu_source=self._settings.hfu_source
-        )
+        self.known_cost = self.flops.cost(self.peaks, tokens_per_device=self._tokens)
         if self.peaks is not None:
             for note in self.peaks.notes(self.flops.timed_by_dtype):
                 _log.warning("the program runs %s", note)

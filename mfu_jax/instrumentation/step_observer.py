@@ -342,8 +342,9 @@ class StepObserver:
         if analysis is not None:
             table = analysis.setup(selection.text, selection.left_out)
         values = {"step function": self.name, **table}
-        if self.shares_logger:
-            self.logger.write_text(f"setup/{self.name}", format_values(values))
+        if self.shares_logger and (known := self.logger.setup_values):
+            new = {name: value for name, value in values.items() if known.get(name) != value}
+            self.logger.write_text(f"setup/{self.name}", format_values(new))
         else:
             self.logger.write_setup(values)
 

@@ -149,6 +149,8 @@ def monitors_of(
     from mfu_jax.logger.health.hardware import HardwareWatch
     from mfu_jax.logger.health.outliers import DriftWatch, LossSpikeWatch, OutlierWatch
 
+    if isinstance(log.metrics_file, Path):
+        watchdog.folder = log.metrics_file.parent
     watchdog.tell = lambda step, text: log.event(ALARM, step=step, text=text)
     monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
     if config.gpu_period_seconds > 0:
@@ -165,13 +167,11 @@ def monitors_of(
 
 
 def watchdog_of(
-    config: LoggerConfig, run_dir: Any, boundary: Boundary, monotonic: Callable[[], float]
+    config: LoggerConfig, boundary: Boundary, monotonic: Callable[[], float]
 ) -> Watchdog:
     """The watchdog; only the process that writes metrics has a heartbeat."""
     from mfu_jax.logger.watchdog import Watchdog
 
-    if run_dir and not config.hang_folder and isinstance(path_of(run_dir), Path):
-        config = dataclasses.replace(config, hang_folder=os.fspath(run_dir))
     if config.heartbeat_file and jax.process_index() != 0:
         config = dataclasses.replace(config, heartbeat_file="")
     return Watchdog(config, boundary, monotonic=monotonic)

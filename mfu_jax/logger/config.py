@@ -150,14 +150,6 @@ class LoggerConfig(LoggerKeys):
 
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
     calls_per_step: int = setting(1, "calls of instrumented functions that make one step")
-    queue_size: int = setting(
-        256,
-        "steps that may wait to be turned into records, if that is stuck or too slow; after one "
-        "second of waiting, and from then on 1% of the time, the oldest steps are dropped",
-    )
-    hang_folder: str = setting(
-        "", "where the stacks of a hung run are written; empty: the temporary folder"
-    )
 
     def __post_init__(self) -> None:
         self.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 
@@ -26,6 +27,7 @@ class DisabledLogger:
 
     next_step = 0
     calls_per_step = 1
+    setup_values: Mapping[str, Any] = {}
 
     def _nothing(self, *args: Any, **options: Any) -> None: ...
 

@@ -133,7 +133,7 @@ class MetricLogger:
         self._summary: Summary | None = None
         self._failure_was_raised = self._is_at_exit = False
         self._process_id, self._closing = os.getpid(), RLock()
-        watchdog = self._watchdog = assembly.watchdog_of(config, run_dir, boundary, monotonic)
+        watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config, places)
         metrics_file = places.get("metrics_file")
         self._log = run_log or assembly.run_log_of(used, metrics_file, clock, monotonic)
@@ -370,6 +370,11 @@ class MetricLogger:
     def defer_interrupt(self, error: BaseException) -> bool:
         """Keeps an interrupt for the loop's next call of the logger; False if it is none."""
         return self._interrupt.defer(error)
+
+    @property
+    def setup_values(self) -> Mapping[str, Any]:
+        """The values that `write_setup` wrote last; empty before."""
+        return dict(self._setup.get("values", {}))
 
     @failsafe("the set-up is not written")
     def write_setup(

@@ -67,6 +67,8 @@ class Watchdog(Monitor):
         who_is_silent: a function that names the job's processes that are behind, for hang reports;
             it returns an empty text if none is known.
         tell: a function that is told of a hang: its step, and a text.
+        folder: where the stacks of a hung run are written; not a relative one, as the loop may
+            change the working folder.
         flush: a function that writes the metrics in bounded time before the process is ended.
     """
 
@@ -81,8 +83,6 @@ class Watchdog(Monitor):
         self.who_is_silent: Callable[[], str] = str
         self.tell: Callable[[int, str], object] = lambda step, text: None
         self.flush: Callable[[], object] = str
-        # The loop may change the working folder.
-        self._folder = Path(config.hang_folder or tempfile.gettempdir()).absolute()
         self._reports: list[Path] = []
         self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
         self._noted: deque[tuple[int | None, float, int]] = deque(maxlen=_MOST_NOTED)
@@ -96,9 +96,10 @@ class Watchdog(Monitor):
         self._beat_at = -math.inf
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._heartbeat = ""
+        self._heartbeat, self.folder = "", Path(tempfile.gettempdir())
         if config.heartbeat_file:
             self._heartbeat = os.path.abspath(path_of(config.heartbeat_file))
+            self.folder = Path(self._heartbeat).parent
             self._start()  # so that a supervisor sees the first compilation, too
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
@@ -217,11 +218,11 @@ class Watchdog(Monitor):
 
     def _dump(self, head: str) -> Path:
         """Writes a report and removes the oldest: every eval without a pause adds one."""
-        path = self._folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
+        path = self.folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
         lines = [f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n", _stacks()]
         lines.append(f"The last {len(self._records)} records, the newest last:")
         lines += [f"step {r.step} [{r.kind}] {dict(r.scalars)}" for r in tuple(self._records)]
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
         self._reports.append(path)
         for old in {*self._reports} - {*self._reports[-_KEPT_REPORTS:]}:

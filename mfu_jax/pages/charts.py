@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +21,6 @@ MOST_POINTS = 360
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
 _CONSTANT = 1e-4  # relative: ticks of a narrower axis would read the same
-_GAP = 8.0  # times the usual distance
 
 
 class ChartPoint(NamedTuple):
@@ -42,12 +39,12 @@ class Curve:
 
     Attributes:
         name: shown in the legend; empty where the title says all.
-        points: from left to right; None where the curve is broken.
+        points: from left to right.
         kind: style-sheet class of its colour.
     """
 
     name: str
-    points: Sequence[ChartPoint | None]
+    points: Sequence[ChartPoint]
     kind: str = COLORS[0]
 
 
@@ -80,16 +77,6 @@ def _point(pairs: Sequence[tuple[float, float]]) -> ChartPoint:
     ys = [y for _, y in pairs]
     x = math.fsum(x for x, _ in pairs) / len(pairs)
     return ChartPoint(x, min(ys), math.fsum(ys) / len(ys), max(ys), len(ys))
-
-
-def broken(points: Sequence[ChartPoint]) -> list[ChartPoint | None]:
-    """The points, with a break where two are much farther apart than neighbours usually are."""
-    distances = [b.x - a.x for a, b in itertools.pairwise(points)]
-    gap = _GAP * statistics.median(distances) if distances else 0.0
-    found: list[ChartPoint | None] = list(points[:1])
-    for point, distance in zip(points[1:], distances, strict=True):
-        found += [None, point] if distance > gap else [point]
-    return found
 
 
 class _Axes(NamedTuple):
@@ -159,7 +146,7 @@ def curves(
 def _axes(
     series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero: bool, possible: float
 ) -> _Axes:
-    points = [point for curve in series for point in curve.points if point is not None]
+    points = [point for curve in series for point in curve.points]
     xs = [point.x for point in points] + [x for x, _ in marks]
     likely = [point for point in points if point.mean <= possible]
     low, high = _range(likely if 2 * len(likely) > len(points) else points, has_zero)
@@ -221,34 +208,27 @@ def _curve(
     axes: _Axes, curve: Curve, x_text: Callable[[float], str], y_text: Callable[[float], str]
 ) -> Iterator[Markup]:
     """A curve; its marks carry the values that the script shows under the pointer."""
-    for piece in _pieces(curve.points):
-        values = {
-            "data_name": curve.name,
-            "data_x": "|".join(x_text(p.x) for p in piece),
-            "data_y": "|".join(_values(p, y_text) for p in piece),
-        }
-        highs = [axes.place(p.x, p.high) for p in piece]
-        lows = [axes.place(p.x, p.low) for p in reversed(piece)]
-        means = [axes.place(p.x, p.mean) for p in piece]
-        if any(p.low < p.high for p in piece):
-            yield tag("polygon", points=" ".join([*highs, *lows]), class_=f"band {curve.kind}")
-        if len(piece) == 1:
-            x, y = means[0].split(",")
-            yield tag("circle", cx=x, cy=y, r="2.5", class_=f"dot {curve.kind}", **values)
-        else:
-            yield tag("polyline", points=" ".join(means), class_=f"curve {curve.kind}", **values)
+    values = {
+        "data_name": curve.name,
+        "data_x": "|".join(x_text(p.x) for p in curve.points),
+        "data_y": "|".join(_values(p, y_text) for p in curve.points),
+    }
+    highs = [axes.place(p.x, p.high) for p in curve.points]
+    lows = [axes.place(p.x, p.low) for p in reversed(curve.points)]
+    means = [axes.place(p.x, p.mean) for p in curve.points]
+    if any(p.low < p.high for p in curve.points):
+        yield tag("polygon", points=" ".join([*highs, *lows]), class_=f"band {curve.kind}")
+    if len(curve.points) == 1:
+        x, y = means[0].split(",")
+        yield tag("circle", cx=x, cy=y, r="2.5", class_=f"dot {curve.kind}", **values)
+    elif curve.points:
+        yield tag("polyline", points=" ".join(means), class_=f"curve {curve.kind}", **values)
 
 
 def _values(point: ChartPoint, y_text: Callable[[float], str]) -> str:
     if point.low == point.high:
         return y_text(point.mean)
     return f"{y_text(point.mean)} ({y_text(point.low)} to {y_text(point.high)})"
-
-
-def _pieces(points: Sequence[ChartPoint | None]) -> Iterator[list[ChartPoint]]:
-    for is_break, piece in itertools.groupby(points, key=lambda point: point is None):
-        if not is_break:
-            yield [point for point in piece if point is not None]
 
 
 def _mark(axes: _Axes, x: float, words: str) -> Markup:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mfu_jax.pages.markup import Markup, joined, raw, tag
 from mfu_jax.storage.targets import write_whole
-from mfu_jax.util.formatting import percent, seconds_text
+from mfu_jax.util.formatting import percent, seconds_text, span
 from mfu_jax.verdict import Verdict
 
 COLORS = ("model", "memory", "communication", "other", "below", "unknown")
@@ -72,6 +72,7 @@ def page_head(
     sentence: str,
     verdicts: Mapping[str, Verdict],
     about: Sequence[tuple[str, str]],
+    beneath: Sequence[str] = (),
 ) -> Markup:
     """The top of every page: what it is of, the answer, and the three numbers behind it.
 
@@ -80,6 +81,7 @@ def page_head(
         sentence: the answer, its first part in bold.
         verdicts: by name of the run; one on a page of one run.
         about: name and value of what the numbers refer to; those without a value are left out.
+        beneath: lines under the answer.
     """
     rows = [tag("span", tag("b", key), f" {value}") for key, value in about if value]
     first, semicolon, rest = sentence.partition("; ")
@@ -89,6 +91,7 @@ def page_head(
         "header",
         tag("h1", name),
         tag("p", *answer, class_="verdict"),
+        *(tag("p", line) for line in beneath),
         _three(verdicts),
         tag("p", *rows, class_="about"),
     )
@@ -101,10 +104,12 @@ def _three(verdicts: Mapping[str, Verdict]) -> Markup:
     cards = []
     for name, numbers in columns:
         rows = []
-        for i, (run, (text, value, aside)) in enumerate(zip(verdicts, numbers, strict=True)):
+        shown = zip(verdicts.items(), numbers, strict=True)
+        for i, ((run, of), (text, value, aside)) in enumerate(shown):
             large = tag("span", text, data_headline=name, data_value=value, class_="large")
             if len(verdicts) > 1:
-                label = run if name != names[1] else f"{run}: {aside}"
+                label = {names[0]: of.placed, names[1]: aside}.get(name, "")
+                label = ": ".join(filter(None, (run, label)))
                 rows.append(tag("dd", large, tag("small", tag("i", class_=color(i)), label)))
             else:
                 rows.append(tag("dd", large, tag("small", aside)))
@@ -115,18 +120,16 @@ def _three(verdicts: Mapping[str, Verdict]) -> Markup:
 def _numbers(of: Verdict) -> Iterable[tuple[str, float | None, str]]:
     """Each number's text, its value and what is said beside it."""
     peak = f"of {of.peak}" if of.peak else ""
-    like, reach = of.like_runs, ""
-    if like is not None:
-        reach = f"runs like it reach {like.span}"
-    yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.counted, peak, reach)))
+    yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.placed, of.counted, peak)))
     loss = of.losses[0] if of.losses else None
     if loss is None:
         yield "n/a", None, "not known"
     else:
-        yield percent(loss.fraction), loss.fraction, f"{loss.name}, of the {loss.of}"
-    time = of.step_time_seconds
-    aside = "predicted" if of.kind in ("plan", "sweep") else "mean of the measured steps"
-    yield "n/a" if time is None else seconds_text(time), time, aside
+        time = "" if loss.seconds is None else f", {span(loss.seconds)}"
+        yield percent(loss.fraction), loss.fraction, f"{loss.name}, of the {loss.of}{time}"
+    step = of.step_time_seconds
+    aside = "predicted" if of.kind == "plan" else "mean of the measured steps"
+    yield "n/a" if step is None else seconds_text(step), step, aside
 
 
 def section(title: str, *content: Markup | None) -> Markup:

@@ -6,7 +6,6 @@ and the module that compiles it.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +26,10 @@ from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.step_time.schedule import PipelineTicks
-from mfu_jax.planning.sweep.search import REMAT, Analytic
 from mfu_jax.planning.targets import Target
 
 # A model, and what a device trains of it in a step, by keys that MaxText has, too.
 DEVICE_BATCH = "{model_name}, {per_device_batch_size} × {max_target_length} tokens a device,"
-# What each policy recomputes of the forward pass: everything in the layers, or attention only.
-_RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
 
 
 class StepSource(Protocol):
@@ -75,23 +71,6 @@ class StepSource(Protocol):
         """Why the step cannot be compiled, as far as the config says; None if it can."""
         return None
 
-    def analytic(self, values: Mapping[str, str]) -> Analytic:
-        """FLOPs and memory that follow from the config."""
-
-
-def request_for(
-    source: StepSource, target: Target, values: Mapping[str, str], flags: Sequence[str] = ()
-) -> Request:
-    """The step of these values as a program to compile, with compiler flags."""
-    return Request(
-        module=source.module,
-        target=target,
-        python=source.python,
-        config={"arguments": source.words(values)},
-        flags=tuple(flags),
-        identity=source.identity(values),
-    )
-
 
 def compiled_plan(
     source: StepSource,
@@ -128,7 +107,14 @@ def compiled_plan(
         except UserError as error:
             unknown = (f"no MFU: {first_line(error)}",)
     program, notes, _ = cache.compile_cached(
-        request_for(source, target, values, (*(run_flags or ()), *flags)),
+        Request(
+            module=source.module,
+            target=target,
+            python=source.python,
+            config={"arguments": source.words(values)},
+            flags=(*(run_flags or ()), *flags),
+            identity=source.identity(values),
+        ),
         folder=folder,
         limits=limits,
         progress=progress,
@@ -164,13 +150,6 @@ class MaxTextStep(StepSource):
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work, from the model's bundled config, MaxText's keys and its defaults."""
         return work_of(_maxtext_model(values))
-
-    def analytic(self, values: Mapping[str, str]) -> Analytic:
-        """FLOPs only: MaxText's rules decide how the state is split."""
-        policy = values.get(REMAT, "full")  # MaxText's default
-        with contextlib.suppress(UserError):  # a model that only MaxText knows
-            return Analytic(executed_flops=executed_flops_of(_maxtext_model(values), policy))
-        return Analytic()
 
 
 def _maxtext_model(values: Mapping[str, str]) -> Mapping[str, Any]:
@@ -213,13 +192,3 @@ def pipeline_ticks(
     passes = sum(layers.values()) // (stages * layers_per_stage)
     parts = stages if microbatches == -1 else microbatches
     return PipelineTicks(total=parts * passes + stages - 1, idle=stages - 1)
-
-
-def executed_flops_of(config: Any, policy: str) -> float | None:
-    """FLOPs of a step with what a remat policy recomputes; None if the policy is not known."""
-    kinds: Sequence[str] | None = _RECOMPUTED.get(policy)
-    if kinds is None:
-        return None
-    rows = flops_breakdown(config, "dense")
-    again = sum(r.forward_flops for r in rows if r.kind in kinds and r.component != LOGITS)
-    return float(sum(row.training_flops for row in rows) + again)

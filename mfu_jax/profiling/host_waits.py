@@ -7,11 +7,9 @@ from pathlib import Path
 
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
 from mfu_jax.profiling.join.ops import DeviceWork, Join
-from mfu_jax.profiling.join.programs import ProgramLibrary
-from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.join.programs import open_traces
 from mfu_jax.profiling.timeline.time_attribution import summed
-from mfu_jax.profiling.trace.xspace import Trace
-from mfu_jax.storage.trace_folders import dump_files, trace_files
+from mfu_jax.storage.trace_folders import trace_files
 
 
 def read_collective_times(path: Path) -> dict[str, tuple[float, float]]:
@@ -47,7 +45,5 @@ def _names(files: Sequence[Path]) -> dict[Path, str]:
 
 def _measure(file: Path) -> MeasuredStep:
     """The times of one host's devices."""
-    traces = [Trace(file)]
-    devices = read_devices(traces)
-    ops = [name for timeline, _ in devices for name in timeline.names]
-    return measure(devices, Join(ProgramLibrary(traces, dump_files(file), ops)))
+    devices, library = open_traces([file])
+    return measure(devices, Join(library))

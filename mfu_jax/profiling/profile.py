@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mfu_jax import hardware as chips
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.formulas.tiles import beyond_library_tile, library_tile
 from mfu_jax.flops.ledger_lines import LedgerLine
@@ -23,13 +26,11 @@ from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
 from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
 from mfu_jax.profiling.breakdown.waterfall import Bar, executed_seconds, waterfall
 from mfu_jax.profiling.join.ops import Join
-from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
-from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary, open_traces
 from mfu_jax.profiling.timeline.time_attribution import summed
-from mfu_jax.profiling.trace.xspace import Trace
-from mfu_jax.storage.trace_folders import dump_files, trace_files
+from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import percent, seconds_text
-from mfu_jax.verdict import NextStep, TimeLoss, Verdict
+from mfu_jax.verdict import TOKENS, LikeRuns, NextStep, TimeLoss, Verdict, share_text
 
 _CUBLAS = "__cublas"
 _OF_CUBLAS = "and of cuBLAS's tiles, which its kernels' names state"
@@ -53,6 +54,9 @@ class Profile:
             the ledger, with the tiles that names of cuBLAS kernels state.
         notes: what is missing or assumed.
         advice: what would make a step faster, largest gain first.
+        chip: its name in the hardware table; empty if unknown.
+        tokens: tokens of a step on one device; None if unknown.
+        settings: the trainer's settings, key → text; empty if unknown.
     """
 
     source: str
@@ -65,6 +69,9 @@ class Profile:
     notes: tuple[str, ...]
     beyond: tuple[LedgerLine, ...] = ()
     advice: tuple[Advice, ...] = ()
+    chip: str = ""
+    tokens: float | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mfu(self) -> float:
@@ -91,9 +98,27 @@ class Profile:
         """
         return table(self.measured, self.peaks, KEYS[by], depth=depth, sort=sort)
 
+    @functools.cached_property
+    def like_runs(self) -> LikeRuns | None:
+        """Published runs of such a model, or of any, on the chip; None if there are none."""
+        if not self.chip:
+            return None
+        from mfu_jax.published import like_runs  # the analytic counts: 0.3 s
+
+        peak, experts = self.peaks.main, self.settings.get("num_experts", "")
+        flops = self.mfu * peak.flops_per_sec * self.measured.step_seconds
+        return like_runs(
+            chip=self.chip,
+            dtype=peak.dtype,
+            peak_flops_per_sec=peak.flops_per_sec,
+            flops_per_token=flops / self.tokens if self.tokens else None,
+            convention=self.program.ledger.convention,
+            has_experts=int(experts) > 1 if experts.isdecimal() else None,
+        )
+
     @property
     def verdict(self) -> Verdict:
-        """The answer first: MFU, the largest loss, and what to do next."""
+        """The answer first: MFU, how good it is, the largest loss, and what to do next."""
         step, peak = self.measured.step_seconds, self.peaks.main
         losses = [bar for bar in self.waterfall if bar.name != MFU and bar.seconds > 0]
         losses.sort(key=lambda bar: -bar.seconds)
@@ -105,16 +130,25 @@ class Profile:
             peak=f"{peak.tflops_per_sec:.6g} TFLOP/s {peak.dtype}",
             peak_flops_per_sec_per_device=peak.flops_per_sec,
             step_time_seconds=step,
-            losses=tuple(TimeLoss(name=bar.name, fraction=bar.seconds / step) for bar in losses),
-            next_steps=tuple(
-                NextStep(
-                    text=f"{advice.remedy}, against {advice.cause}",
-                    gain_fraction=advice.gain_seconds / step,
-                )
-                for advice in self.advice
-            )
-            or (NextStep(text=self.no_advice),),
+            losses=tuple(
+                TimeLoss(name=bar.name, fraction=bar.seconds / step, seconds=bar.seconds)
+                for bar in losses
+            ),
+            next_steps=tuple(self._next_steps()),
+            like_runs=self.like_runs,
         )
+
+    def _next_steps(self) -> Iterator[NextStep]:
+        for advice in self.advice:
+            yield NextStep(
+                text=f"{advice.remedy}, against {advice.cause}",
+                gain_fraction=advice.gain_seconds / self.measured.step_seconds,
+                gain_seconds=advice.gain_seconds,
+            )
+        if not self.advice:
+            yield NextStep(text=self.no_advice)
+        if self.like_runs and not self.tokens:
+            yield NextStep(text=TOKENS)
 
     @property
     def no_advice(self) -> str:
@@ -126,8 +160,8 @@ class Profile:
 
     def gain_of(self, advice: Advice) -> str:
         """What following the advice saves, as text."""
-        share = percent(advice.gain_seconds / self.measured.step_seconds)
-        return f"{seconds_text(advice.gain_seconds)} of a step ({share})"
+        seconds = advice.gain_seconds
+        return f"saves {share_text(seconds / self.measured.step_seconds, 'step', seconds)}"
 
     def scalars(self) -> dict[str, float]:
         """The headline numbers and the waterfall, in seconds and in points, by metric name."""
@@ -196,6 +230,8 @@ def read_profile(
     peak_tflops_per_device: float | None = None,
     hardware: str = "",
     model_flops: int | None = None,
+    tokens: float | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Profile:
     """Reads a trace, joins it with its programs, and divides the time of a step.
 
@@ -205,15 +241,15 @@ def read_profile(
         peak_tflops_per_device: dense peak of one JAX device, instead of the table's.
         hardware: a chip of the table, or 'calibrate'; by default the trace's chip.
         model_flops: model FLOPs of one run of the main program on one device.
+        tokens: tokens of a step on one device, which tell the model's size.
+        settings: the trainer's, key → text: advice then has their new values.
 
     Raises:
         UserError: there is no trace, it is damaged or holds no program, or no peak is known.
     """
     files = trace_files(Path(path))
-    traces = [Trace(file) for file in files]
-    devices = read_devices(traces)
+    devices, library = open_traces(files)
     ops = [name for timeline, _ in devices for name in timeline.names]
-    library = ProgramLibrary(traces, dump_files(files[0]), ops)
     if not any(op.program.module for op in ops) and (only := library.only):
         devices = [(timeline.of_program(only), host) for timeline, host in devices]
     join = Join(library)
@@ -238,14 +274,17 @@ def read_profile(
     peaks = find_peaks(
         kind,
         main.costs.executed.by_dtype,
-        devices_per_host=len(devices) // len(traces),
+        devices_per_host=len(devices) // len(files),
         peak_tflops_per_device=peak_tflops_per_device,
         hardware_name=hardware,
     )
     ran = {program: known for program in measured.executions if (known := library.find(program))}
     ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
-    stats = ProfileStats(measured=measured, peaks=peaks, program=main, programs=ran)
+    settings = settings or {}
+    stats = ProfileStats(
+        measured=measured, peaks=peaks, program=main, programs=ran, settings=settings
+    )
     return Profile(
         source=str(files[0].parent),
         measured=measured,
@@ -257,7 +296,17 @@ def read_profile(
         notes=tuple(_notes(stats, bars, library)),
         beyond=_beyond(measured, main),
         advice=advice_for(stats),
+        chip=_chip(kind, hardware),
+        tokens=tokens,
+        settings=settings,
     )
+
+
+def _chip(kind: str, hardware: str) -> str:
+    """The chip's name in the table, by the user's word or by JAX's; empty if unknown."""
+    with contextlib.suppress(UserError):
+        return (chips.named(hardware) if hardware else chips.lookup(kind)).name
+    return ""
 
 
 def _beyond(measured: MeasuredStep, main: KnownProgram) -> tuple[LedgerLine, ...]:

@@ -45,7 +45,6 @@ __all__ = [
     "lowered",
     "mlir_bindings",
     "open_jaxpr",
-    "parse_stablehlo",
     "primitives",
     "reached_preemption_sync_point",
     "remat_p",
@@ -219,16 +218,6 @@ def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
         own.register_dialect(context)
 
     return register, ir, PassManager
-
-
-def parse_stablehlo(text: str) -> tuple[Any, Any]:
-    """A StableHLO module as MLIR operations, and jaxlib's `stablehlo` dialect."""
-    from jax._src.interpreters import mlir
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
-
-    with mlir.make_ir_context() as context:
-        return ir.Module.parse(text, context), stablehlo
 
 
 def jaxlib_version() -> str:

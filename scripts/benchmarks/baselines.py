@@ -1,7 +1,7 @@
 """Comparisons for a benchmark run: a plan's prediction, and PyTorch's best on the same device.
 
-All run in separate processes after the trainer has released the device. Where one is missing, the
-reason takes its place.
+They compile and run in processes of their own, after the trainer has released the device. Where one
+is missing, the reason takes its place.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mfu_jax.errors import UserError
-from mfu_jax.hardware.chips import lookup
-from mfu_jax.planning.targets import generation_of, slice_name
-from scripts.benchmarks.platforms import Device, performance_flags
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning.compilation import cache
+from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
+from mfu_jax.planning.step_sources import compiled_plan
+from mfu_jax.planning.tune.attached_devices import AttachedDevices
+from mfu_jax.trainer.planned.planned_step import TrainerStep
+from mfu_jax.util.child_process import last_line
+from scripts.benchmarks.platforms import performance_flags
 
-_PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")
 _PYTORCH = (sys.executable, "-m", "scripts.comparisons.pytorch_step")
 _PLANNED = ("step_time_seconds", "mfu", "hfu", "memory_peak_bytes", "fits")
 
@@ -37,52 +40,34 @@ class Baseline:
     why: str = ""
 
 
-def predicted(
-    settings: Mapping[str, Any],
-    device: Device,
-    *,
-    timeout: float,
-    planner: Sequence[str] = _PLANNER,
-) -> Baseline:
-    """`mfu-jax plan`'s prediction of a run, with the run's own compiler flags.
+def predicted(settings: Mapping[str, Any], device: AttachedDevices, *, timeout: float) -> Baseline:
+    """The plan of a run, with the run's own compiler flags.
 
     Args:
         settings: the trainer's keys.
         device: the device that ran it.
         timeout: seconds.
-        planner: the command.
     """
+    if (target := device.target()) is None:
+        return Baseline(why=f"no plans are made for {device}")
+    flags = [text for text in performance_flags(device).values() if text.startswith("--")]
     try:
-        target = _target(device)
+        plan = compiled_plan(
+            TrainerStep(target),
+            target,
+            {key: str(value) for key, value in settings.items()},
+            limits=Limits(seconds=timeout),
+            folder=cache.default_folder(),
+            flags=compiler_flags(" ".join(flags)),
+        )
     except UserError as error:
-        return Baseline(why=str(error))
-    flags = performance_flags(device.platform, device.kind, device.count)
-    compiler = " ".join(text for text in flags.values() if text.startswith("--"))
-    words = [f"{key}={value}" for key, value in settings.items()]
-    command = [*planner, *target, *words, *([f"xla_flags={compiler}"] * bool(compiler)), "--json"]
-    found = _json_of(command, timeout, codes=(0, 1))
-    return Baseline(values={k: found.values.get(k) for k in _PLANNED}) if found.values else found
-
-
-def _target(device: Device) -> list[str]:
-    """A plan's arguments for these devices.
-
-    Raises:
-        UserError: plans do not support them.
-    """
-    if device.platform == "gpu":
-        return [f"hardware={device.kind}", f"devices={device.count}"]
-    if device.platform == "cpu":
-        raise UserError("no plans are made for CPUs")
-    chip = lookup(device.kind)
-    if not (generation := generation_of(chip.name)):
-        raise UserError(f"no plans are made for {device.kind}")
-    return [f"topology={slice_name(generation, device.count // chip.devices_per_chip)}"]
+        return Baseline(why=first_line(error))
+    return Baseline(values={name: getattr(plan, name) for name in _PLANNED})
 
 
 def beside_pytorch(
     settings: Mapping[str, Any],
-    device: Device,
+    device: AttachedDevices,
     *,
     timeout: float,
     is_trial: bool = False,
@@ -116,7 +101,7 @@ def beside_pytorch(
             words = [f"{key}={value}" for key, value in {**keys, "remat_policy": policy}.items()]
             flags = ["--hf"] * (model == "hf") + ["--cpu"] * (device.platform == "cpu")
             left = deadline - time.monotonic()
-            made = _json_of([*program, *words, *flags], left, codes=(0,))
+            made = _json_of([*program, *words, *flags], left)
             found[f"{model}, remat {policy}"] = made
     return _fastest(found)
 
@@ -131,7 +116,7 @@ def _fastest(found: Mapping[str, Baseline]) -> Baseline:
     return Baseline(values={**found[best].values, "variant": best, "variants": variants})
 
 
-def _json_of(command: Sequence[str], timeout: float, codes: Sequence[int]) -> Baseline:
+def _json_of(command: Sequence[str], timeout: float) -> Baseline:
     """A command's output, or the last line of its errors."""
     if timeout <= 0:
         return Baseline(why="not started: no time left")
@@ -139,7 +124,6 @@ def _json_of(command: Sequence[str], timeout: float, codes: Sequence[int]) -> Ba
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return Baseline(why=f"not finished after {timeout:.0f} s")
-    if done.returncode in codes and done.stdout.strip():
+    if done.returncode == 0 and done.stdout.strip():
         return Baseline(values=json.loads(done.stdout[done.stdout.index("{") :]))
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return Baseline(why=lines[-1][:300] if lines else f"exit code {done.returncode}")
+    return Baseline(why=last_line(done.stderr)[:300] or f"exit code {done.returncode}")

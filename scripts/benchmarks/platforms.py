@@ -2,103 +2,57 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from dataclasses import dataclass
 
 from mfu_jax.errors import UserError
+from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
+from mfu_jax.trainer.planned.trial_run import flags_variable
+from mfu_jax.trainer.planned.tuned_axes import tuning_tables
 
 GIB = 2**30
 _MEMORY_FRACTION = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}  # of a GPU; JAX's default is 0.75
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """The attached devices, all alike.
-
-    Attributes:
-        platform: gpu, tpu or cpu.
-        kind: JAX's `device_kind`.
-        count: devices of this host.
-        memory_bytes: usable by one device; None if the runtime does not report it (CPUs).
-        jax_version: of the training process.
-    """
-
-    platform: str
-    kind: str
-    count: int
-    memory_bytes: int | None
-    jax_version: str
-
-
-def performance_flags(platform: str, kind: str, count: int) -> dict[str, str]:
-    """Environment variables that make training fast on a platform.
+def performance_flags(devices: AttachedDevices) -> dict[str, str]:
+    """Environment variables that make training fast on these devices.
 
     GPU: XLA's latency-hiding scheduler, and for several devices, combined and pipelined collectives
     for it to hide (docs.jax.dev, GPU performance tips). TPU: collective fusion, and more scoped
     VMEM on v6e (the flags of Google's public recipes).
     """
-    if platform == "gpu":
-        flags = ["--xla_gpu_enable_latency_hiding_scheduler=true"]
-        if count > 1:
-            gib = str(GIB)
-            for collective in ("all_gather", "reduce_scatter", "all_reduce"):
-                flags += [
-                    f"--xla_gpu_{collective}_combine_threshold_bytes={gib}",
-                    f"--xla_gpu_enable_pipelined_{collective}=true",
-                ]
-        return {"XLA_FLAGS": " ".join(flags), **_MEMORY_FRACTION}
-    if platform == "tpu":
-        flags = []
-        if count > 1:
-            flags = [
-                "--xla_tpu_enable_async_collective_fusion=true",
-                "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
-                "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
-                "--xla_tpu_overlap_compute_collective_tc=true",
-                "--xla_enable_async_all_gather=true",
-            ]
-        if kind in ("TPU v6 lite", "TPU v6e"):
-            flags.append("--xla_tpu_scoped_vmem_limit_kib=98304")
-        return {"LIBTPU_INIT_ARGS": " ".join(flags)} if flags else {}
-    return {}
+    is_several = devices.count > 1
+    tables, flags = tuning_tables(), {}
+    if devices.platform == "gpu":
+        flags = tables["gpu_scheduler"] | (tables["gpu_collectives"] if is_several else {})
+    elif devices.platform == "tpu":
+        flags = tables["tpu_collectives"] if is_several else {}
+        flags = flags | (tables["vmem"] if devices.kind in ("TPU v6 lite", "TPU v6e") else {})
+    text = " ".join(f"{name}={value}" for name, value in flags.items())
+    found = {flags_variable(devices.platform): text} if text else {}
+    return found | (_MEMORY_FRACTION if devices.platform == "gpu" else {})
 
 
-def probe(platform: str) -> Device:
+def probe(platform: str) -> AttachedDevices:
     """Finds the attached devices in a separate process, so that this one never holds them.
 
     Raises:
         UserError: there is no such device.
     """
-    code = (
-        "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
-        "print(json.dumps([d[0].device_kind, len(d), s.get('bytes_limit'), jax.__version__]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**_MEMORY_FRACTION, **os.environ, **platform_environment(platform)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+    share = {name: os.environ.get(name, value) for name, value in _MEMORY_FRACTION.items()}
+    try:
+        return attached(**share, **platform_environment(platform))
+    except UserError as error:
         raise UserError(
-            f"JAX finds no {platform} ({last[0]}); usually its driver or the jax extra is missing, "
-            f"which scripts/benchmark_{platform}.sh installs; --platform=cpu --configs=tiny runs "
-            "without"
-        )
-    kind, count, limit, version = json.loads(done.stdout.strip().splitlines()[-1])
-    return Device(
-        platform=platform, kind=kind, count=count, memory_bytes=limit, jax_version=version
-    )
+            f"JAX finds no {platform} ({error.what.partition(': ')[2]}); usually its driver or the "
+            f"jax extra is missing, which scripts/benchmark_{platform}.sh installs; --platform=cpu "
+            "--configs=tiny runs without"
+        ) from None
 
 
-def environment_of(device: Device) -> dict[str, str]:
+def environment_of(devices: AttachedDevices) -> dict[str, str]:
     """This process's environment with the performance flags; the user's own settings win."""
-    result = {**os.environ, **platform_environment(device.platform)}
-    for name, value in performance_flags(device.platform, device.kind, device.count).items():
+    result = {**os.environ, **platform_environment(devices.platform)}
+    for name, value in performance_flags(devices).items():
         own = os.environ.get(name, "")
         # XLA uses the last of repeated flags
         result[name] = f"{value} {own}".strip() if value.startswith("--") else own or value

@@ -10,23 +10,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest, one_line
 from mfu_jax.logger.records.summary import StepStatistics
+from mfu_jax.planning.tune.attached_devices import AttachedDevices
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.runs.report.setup import read_setup
+from mfu_jax.util.child_process import last_line, run_logged
 from mfu_jax.util.formatting import columns
 from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
 from scripts.benchmarks.configs import BENCHMARKS, STANDARD, Benchmark
-from scripts.benchmarks.platforms import GIB, Device, environment_of, performance_flags, probe
+from scripts.benchmarks.platforms import GIB, environment_of, performance_flags, probe
 
 TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
 
@@ -34,7 +37,6 @@ TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
 _STATE_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 8}
 _STATE_SHARE = 0.85  # of memory; the rest is for activations
 _TOO_LARGE = "out of memory"
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class BenchmarkResult:
     log: str = ""
 
 
-def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
+def plan(name: str, device: AttachedDevices, steps: int) -> list[dict[str, Any]]:
     """Trainer settings to try in turn, largest batch first; on GPUs, the tuned ones.
 
     Weights, gradients and moments are split over all devices, in float32 if they fit, otherwise in
@@ -90,7 +92,7 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
     return [{**common, "per_device_batch_size": batch} for batch in batches]
 
 
-def _mesh(benchmark: Benchmark, device: Device) -> dict[str, Any]:
+def _mesh(benchmark: Benchmark, device: AttachedDevices) -> dict[str, Any]:
     """Keys of the one mesh axis over all devices; either choice splits the weights."""
     if not benchmark.split_sequences:
         return {"fsdp": device.count}
@@ -101,7 +103,7 @@ def _mesh(benchmark: Benchmark, device: Device) -> dict[str, Any]:
 
 def run_benchmark(
     name: str,
-    device: Device,
+    device: AttachedDevices,
     folder: Path,
     *,
     steps: int,
@@ -142,25 +144,17 @@ def run_benchmark(
 
 def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str:
     """Runs the trainer; returns ``ok``, ``out of memory``, or what went wrong."""
-    with log.open("w", encoding="utf-8") as stream:
-        print("$", *command, file=stream, flush=True)
-        try:
-            # unbuffered: the last line of the log is then the last that the child wrote
-            code = subprocess.run(
-                command,
-                env={**environment, "PYTHONUNBUFFERED": "1"},
-                stdout=stream,
-                stderr=stream,
-                timeout=timeout,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            return f"not finished after {timeout:.0f} s"
+    log.write_text(f"$ {' '.join(command)}\n", encoding="utf-8")
+    # unbuffered: the last line of the log is then the last that the child wrote
+    code = run_logged(command, {**environment, "PYTHONUNBUFFERED": "1"}, log, timeout)
+    if code is None:
+        return f"not finished after {timeout:.0f} s"
     if code == 0:
         return "ok"
     text = log.read_text(encoding="utf-8", errors="replace")
-    if any(sign in text for sign in _OUT_OF_MEMORY):
+    if OUT_OF_MEMORY.search(text):
         return _TOO_LARGE
-    return f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
+    return f"failed with exit code {code}: {last_line(text)[:200]}"
 
 
 def summarize(path: Path) -> dict[str, float]:
@@ -169,22 +163,24 @@ def summarize(path: Path) -> dict[str, float]:
     Raises:
         UserError: it has no measured step.
     """
+    run = read_metrics(path)
     statistics = StepStatistics()
-    steps = read_metrics(path).steps
-    for step in steps:
-        if step.kind == "step":
-            statistics.add_many({name: (value,) for name, value in step.scalars.items()})
+    for kind, segment in run.segments(warmup_steps=0):
+        if kind == "step":
+            statistics.add_many(segment.columns)
     if not len(statistics):
         raise UserError(
             f"{path} has no measured step; expected some after compilation and warm-up; pass a "
             "larger --steps"
         )
+    compiled, held = (
+        [step.scalars.get(name, 0.0) for step in run.steps]
+        for name in ("compile/seconds", "memory/peak_bytes_in_use")
+    )
     return {
         **statistics.fields(),
-        "compile_seconds": sum(s.scalars.get("compile/seconds", 0.0) for s in steps),
-        "peak_memory_bytes": max(
-            step.scalars.get("memory/peak_bytes_in_use", 0.0) for step in steps
-        ),
+        "compile_seconds": sum(compiled),
+        "peak_memory_bytes": max(held),
     }
 
 
@@ -298,7 +294,7 @@ def _main(options: argparse.Namespace) -> int:
         raise UserError(
             f"--output={str(folder)!r} cannot be created ({error.strerror}); pass another"
         ) from None
-    print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
+    print(f"{device}, jax {metadata.version('jax')}", flush=True)
     deadline = time.monotonic() + options.budget
     results = []
     for name in names:
@@ -321,7 +317,7 @@ def _main(options: argparse.Namespace) -> int:
             print(render([result]), flush=True)
     report = {
         "device": dataclasses.asdict(device),
-        "environment": performance_flags(device.platform, device.kind, device.count),
+        "environment": performance_flags(device),
         "results": [dataclasses.asdict(result) for result in results],
     }
     path = folder / "results.json"

@@ -275,12 +275,31 @@ def test_a_call_does_little_for_any_bundled_model(name):
 
 def test_an_unknown_type_names_trace_and_trace_names_its_extra(tmp_path, capsys, monkeypatch):
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "zaya"}')
+    config.write_text('{"model_type": "jetmoe"}')
     assert main(["flops", str(config)]) == 2
     assert "mfu-jax flops config.json --trace" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["flops", str(config), "--trace"]) == 2
     assert "pip install 'mfu-jax[trace-hf]'" in capsys.readouterr().err
+
+
+def test_flops_that_depend_on_the_tokens_have_a_range_and_say_what_the_total_is(tmp_path, capsys):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "longcat_flash", "num_layers": 1}')
+    assert main(["flops", str(config), "max_target_length=1024", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    low, high = answer["training_flops_range"]
+    assert high - low == 3 * 2 * 1024 * 12 * 3 * 6144 * 2048
+    assert answer["conventions"]["maxtext"]["training_flops"] == low + (high - low) * 2 // 3
+    assert main(["flops", str(config), "max_target_length=1024"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        f"FLOPs depend on the tokens, from {low / 1e12:.6g} to {high / 1e12:.6g} TFLOP: 256 of 768 "
+        "experts compute nothing; each token is counted with 8 of its 12 computing, the mean of "
+        "uniform routing"
+    ) in printed
+    assert main(["flops", "llama2-7b", "--json"]) == 0
+    assert "training_flops_range" not in json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mfu_jax import cli
+from mfu_jax.published import find_run
 from tests.support import accelerator_traces as traces
+from tests.support.metrics_lines import write_run
 
 
 @pytest.fixture
@@ -43,3 +47,31 @@ def test_pages_that_cannot_be_are_one_line(
     ):
         assert cli.main(["profile", *words]) == 2
         assert error in capsys.readouterr().err
+
+
+def test_the_tokens_of_a_step_place_the_mfu_among_models_of_its_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are the run's, where its records are beside the trace or its folder, or are given."""
+    traces.write_program(tmp_path / "profile", "NVIDIA H100 80GB HBM3")
+    traces.write_trace(tmp_path / "profile", traces.host(), traces.gpu())
+
+    def verdict(*words: str) -> dict[str, Any]:
+        assert cli.main(["profile", str(tmp_path / "profile"), "--json", *words]) == 0
+        found = json.loads(capsys.readouterr().out)
+        flops = found["mfu"] * found["peak"]["flops_per_sec"] * found["step_time_seconds"]
+        return {**found["verdict"], "flops": flops}
+
+    alone = verdict()
+    assert alone["like_runs"]["like"].startswith("models of any size (")
+    assert alone["next_steps"][-1]["text"].startswith("tokens_per_step=N, ")
+    tokens = alone["flops"] / find_run("torchtitan-llama3-8b-8xh100-fsdp-compile").flops_per_token(
+        "exact"
+    )
+    given = verdict(f"tokens_per_step={tokens:.6g}")
+    assert given["like_runs"]["like"].startswith("models like this (")
+    assert "torchtitan-llama3-8b-8xh100-fsdp-compile" in given["like_runs"]["runs"]
+    assert "tokens_per_step" not in str(given["next_steps"])
+    rates = {"perf/per_device_tokens": tokens, "perf/per_device_tokens_per_sec": tokens / 2}
+    write_run(tmp_path / "metrics.jsonl", [2.0] * 9, **rates)
+    assert verdict()["like_runs"] == given["like_runs"]

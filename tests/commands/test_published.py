@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.cli import main
-from mfu_jax.runs.published import published_runs
+from mfu_jax.published import published_runs
 from tests.support.messages import is_told
 from tests.support.metrics_lines import write_run
 from tests.support.written_logs import WrittenLog

@@ -145,7 +145,7 @@ def test_what_a_sink_never_takes_is_counted(
         ([], "no sink; expected --sink=NAME"),
         (["--sink=wandbb"], "unknown sink 'wandbb'"),
         (["--sink=csv"], "cannot be made"),
-        (["--sink=csv", "path=x.csv", "from_step=-1"], "expected a step's number"),
+        (["--sink=csv", "path=x.csv", "from_step=-1"], "from_step=-1: expected 0 or more"),
     ],
 )
 def test_wrong_input_is_one_line(

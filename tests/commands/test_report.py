@@ -321,8 +321,8 @@ def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
     assert main(["report", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "no measured step; MFU not known; largest loss: compilation, 80.0% of the wall clock;"
-        "\nnext: JAX_COMPILATION_CACHE_DIR=FOLDER\n"
+        "no measured step; MFU not known; largest loss: compilation, 80.0% of the wall clock, 8 s;"
+        "\nnext: JAX_COMPILATION_CACHE_DIR=~/.cache/jax\n"
     )
 
 

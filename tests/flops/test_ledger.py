@@ -51,7 +51,7 @@ def test_work_that_xla_merged_is_a_named_line_and_no_alarm() -> None:
     assert flops.ledger.residual == 0
     assert "+ removed by XLA" in str(flops.ledger)
     peaks = find_peaks(jax.devices()[0], {"f32": 1}, peak_tflops_per_device=1.0)
-    cost = flops.cost(peaks, tokens_per_device=0, hfu_source="executed")
+    cost = flops.cost(peaks, tokens_per_device=0)
     assert diagnose(cost, cost.rates(1.0)) == {}
 
 

@@ -118,7 +118,7 @@ def test_an_index_from_data_stays_a_gap(body: Any) -> None:
 
 def test_past_the_limits_it_stays_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "_MOST_SHARES", DEVICES // 2 - 1)
-    monkeypatch.setattr(evaluation, "MAX_STEPS", 200)
+    monkeypatch.setattr(evaluation, "MAX_STEPS", 100)
     assert is_flagged(*mapped(causal, jax.devices())) == (True, True)
 
 

@@ -43,7 +43,7 @@ def step_of(by_dtype: dict[str, int], hbm_bytes: int = 0) -> StepFlops:
 def test_each_dtype_of_a_mixed_step_is_set_against_its_own_peak() -> None:
     step = step_of(MIXED, hbm_bytes=BANDWIDTH * 10**9 * 14 // 10)
     peaks = find_peaks(H100, {"bfloat16": 1})
-    cost = step.cost(peaks, tokens_per_device=0, hfu_source="executed")
+    cost = step.cost(peaks, tokens_per_device=0)
     assert cost.executed_seconds == 3.5
     rates = cost.rates(7.0)
     assert rates["perf/hfu"] == 0.5
@@ -54,7 +54,7 @@ def test_each_dtype_of_a_mixed_step_is_set_against_its_own_peak() -> None:
 def test_a_step_in_one_dtype_that_is_not_the_models_has_the_peak_of_its_own() -> None:
     step = step_of({"f8e4m3fn": round(FP8 * 1e12)})
     peaks = find_peaks(H100, {"bf16": 1})
-    assert step.cost(peaks, tokens_per_device=0, hfu_source="executed").executed_seconds == 1.0
+    assert step.cost(peaks, tokens_per_device=0).executed_seconds == 1.0
 
 
 def test_a_dtype_that_the_compiler_widened_keeps_the_peak_of_the_models() -> None:
@@ -62,7 +62,7 @@ def test_a_dtype_that_the_compiler_widened_keeps_the_peak_of_the_models() -> Non
     model = dataclasses.replace(step.model, flops_by_dtype={"bfloat16": 10**12})
     step = dataclasses.replace(step, model=model)
     peaks = find_peaks(H100, {"bf16": 1})
-    cost = step.cost(peaks, tokens_per_device=0, hfu_source="executed")
+    cost = step.cost(peaks, tokens_per_device=0)
     assert cost.executed_seconds == cost.model_seconds == 1 / BF16
     assert peaks.notes(step.timed_by_dtype) == ()
 
@@ -143,10 +143,9 @@ def test_a_cost_has_what_tiles_and_padding_add() -> None:
         forward=executed, by_dtype={"bf16": executed}, beyond={"tiles, stated": counter - executed}
     )
     step = dataclasses.replace(step_of({"bf16": executed}), executed=count)
-    cost = step.cost(None, tokens_per_device=0, hfu_source="executed")
+    cost = step.cost(None, tokens_per_device=0)
     assert cost.hardware_flops_per_device == counter
     assert cost.tiles == pytest.approx(1.3993, abs=1e-4)
-    assert step.cost(None, tokens_per_device=0, hfu_source="cost_analysis").tiles is None
 
 
 TPU7X: Any = types.SimpleNamespace(device_kind="TPU7x")

@@ -133,11 +133,21 @@ def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Pat
         logger=first.logger,
         peak_tflops_per_device=1.0,
     )
+    memory = ListSink()
+    third = mfu_jax.instrument(  # a logger of the user's has its set-up, too
+        jax.jit(lambda w: {"norm": jnp.sum(w)}), logger=MetricLogger(sinks=[memory])
+    )
     w = jnp.ones((D, F))
     for number in range(3):
         first(w, batch(number))
         second(w)
+        third(w)
     first.close()
+    third.logger.close()
+    assert "devices: 1 × cpu" in dict(memory.texts)["setup/values"]
+    log = (tmp_path / "metrics.jsonl.events.0.jsonl").read_text()
+    assert log.count("devices") == 1, "the second step's set-up is what differs from the first's"
+    assert '"tag":"setup/' in log
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     flops = 2 * ROWS * D * F + 2 * F * D * F

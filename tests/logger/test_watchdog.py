@@ -37,12 +37,11 @@ class Run:
         self.heartbeat = folder / "heartbeat.json"
         given: dict[str, Any] = {"hang_factor": 10.0, "hang_seconds": 4.0, **config}
         self.watchdog = Threadless(
-            LoggerConfig(
-                hang_folder=str(folder / "hangs"), heartbeat_file=str(self.heartbeat), **given
-            ),
+            LoggerConfig(heartbeat_file=str(self.heartbeat), **given),
             Boundary(),
             self.clock.monotonic,
         )
+        self.watchdog.folder = folder.absolute() / "hangs"
         self.step = 0
 
     def steps(self, count: int, seconds: float = 0.5) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from mfu_jax.pages.charts import Bin, ChartPoint, Curve, broken, curves, histogram, thinned, ticks
+from mfu_jax.pages.charts import Bin, ChartPoint, Curve, curves, histogram, thinned, ticks
 from tests.support import html_pages
 
 
@@ -24,17 +24,6 @@ def test_values_that_are_not_finite_are_left_out() -> None:
     points = thinned([0, 1, 2], [1.0, math.nan, math.inf])
     assert points == [ChartPoint(0.0, 1.0, 1.0, 1.0, 1)]
     assert thinned([], []) == []
-
-
-def test_a_curve_breaks_where_nothing_ran() -> None:
-    xs = [0.0, 1.0, 2.0, 3.0, 50.0, 51.0, 52.0]
-    points = [ChartPoint(x, 1.0, 1.0, 1.0, 1) for x in xs]
-    pieces = broken(points)
-    assert pieces.index(None) == 4
-    assert [p.x for p in pieces if p is not None] == xs
-    curve = Curve(name="a", points=pieces)
-    text = curves("y", [curve], x_title="x", x_text=str, y_text=str)
-    assert text.count("<polyline") == 2
 
 
 def test_one_far_value_does_not_flatten_the_curve() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from mfu_jax.runs import published
+from mfu_jax import published
 from tests.support.paths import DATA
 
 _RECOMPUTED = yaml.safe_load((DATA / "published_recomputed.yml").read_text())

@@ -1,11 +1,9 @@
-"""Models whose memory and step time are formulas: what a sweep should find is known."""
+"""Models whose memory and step time are formulas: what a search should find is known."""
 
 import random
 from dataclasses import dataclass
 
-from mfu_jax.planning.result.plan import Plan
-from mfu_jax.planning.sweep.search import Analytic
-from mfu_jax.planning.sweep.space import SweepPoint
+from mfu_jax.planning.tune.evidence import Trial
 
 GIB = 2**30
 LIMIT = 32 * GIB
@@ -51,31 +49,14 @@ class Model:
     def seconds(self, policy: str, batch: float) -> float:
         return self.fixed_seconds + self.matmuls(policy, batch) + batch * self.other_seconds
 
-    def plan(self, point: SweepPoint) -> Plan:
-        policy, batch = point.values["remat_policy"], point.batch
-        peak = self.peak(policy, batch)
-        if peak > LIMIT:
-            return Plan(
-                target="8 chips", chips=8, fits=False, memory_peak_bytes=peak,
-                memory_limit_bytes=LIMIT,
-            )  # fmt: skip
-        seconds = self.seconds(policy, batch)
-        return Plan(
-            target="8 chips",
-            chips=8,
-            fits=True,
+    def trial(self, policy: str, batch: float) -> Trial:
+        seconds, peak = self.seconds(policy, batch), self.peak(policy, batch)
+        fits = peak <= LIMIT
+        return Trial(
+            by="plan",
+            source="planned",
+            fits=fits,
             memory_peak_bytes=peak,
-            memory_limit_bytes=LIMIT,
-            resident_bytes=round(self.state_gib * GIB),
-            step_time_seconds=seconds,
-            tokens_per_sec_per_chip=1000 * batch / seconds,
-            hfu=self.matmuls(policy, batch) / seconds,
-            executed_flops=round(1e12 * self.matmuls(policy, batch)),
-        )
-
-    def analytic(self, point: SweepPoint) -> Analytic:
-        policy = point.values["remat_policy"]
-        return Analytic(
-            executed_flops=1e12 * self.matmuls(policy, point.batch),
-            state_bytes=round(self.state_gib * GIB),
+            step_time_seconds=seconds if fits else None,
+            tokens_per_sec_per_chip=1000 * batch / seconds if fits else None,
         )

@@ -36,7 +36,6 @@ PURPOSES = {
     "jaxlib._hlo": "HLO protos that XLA dumps",
     "jax._src.lib.mosaic_gpu_dialect": "the bodies of Pallas kernels in GPU programs",
     "jaxlib.mlir._mlir_libs._jax_mlir_ext": "the bodies of Pallas kernels in GPU programs",
-    "jaxlib.mlir.dialects.stablehlo": "exported functions are counted",
     "jaxlib.mlir.ir": "the bodies of Pallas kernels",
     "jaxlib.mlir.passmanager.PassManager": "the bodies of Pallas kernels",
     "jaxlib.version.__version__": "which bodies of kernels can be read",

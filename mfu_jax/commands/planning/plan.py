@@ -11,8 +11,8 @@ are model=NAME and those of configs/base.yml. Without a mesh, weights are split 
 (fsdp). The second reads a dump written by mfu_jax.dump. The third compiles MaxText's own step, with
 MaxText's keys. The fourth reads a measured run: one JSON object with MaxText's keys, mesh, remat
 and XLA flags.
---sweep combines all values of keys that have several (a,b or 1..8): it compiles a few of the
-points, estimates the others, and prints the fastest one that fits as flags.
+--sweep searches the values of keys that have several (a,b or 1..8), and no others, by a few plans,
+as mfu-jax tune does; it prints the fastest that fits as flags.
   maxtext_python=FILE  interpreter with MaxText installed (Python 3.12 or newer), if not this one
   topology=NAME:SHAPE  TPU chips: v5p:8x8x8, or a slice name: v5p-128, v6e-8
   slices=N             number of TPU slices, connected by the data-center network
@@ -31,7 +31,8 @@ points, estimates the others, and prints the fastest one that fits as flags.
   model_flops=N        model FLOPs of the dumped step on one device
   tokens_per_step=N    tokens of the dumped step on one device
   budget=20min         for a sweep: starts no compile that would end later (s, min, h)
-  compiles=N           for a sweep: maximum number of compiles (default: a third of the points)
+  plans=N              for a sweep: at most so many (default: a third of the combinations, at most
+                       60); compiles=N is the same
   --html [OUT.html]    also writes a page with a layer's timeline (plan.html); not for a sweep
   --json               one JSON object on stdout
 
@@ -49,7 +50,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mfu_jax.dumps.files import load
-from mfu_jax.errors import UserError, first_line
+from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, judged, load_run, with_left_out
@@ -62,8 +63,7 @@ from mfu_jax.planning.targets import CHIPS, Target, check_dump, target_of
 from mfu_jax.storage.trace_folders import DUMP_SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import number_of, typed
-from mfu_jax.verdict import LikeRuns
+from mfu_jax.util.values import number_of
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.planned.planned_run import NearestStep
@@ -74,7 +74,7 @@ _OWN = (
 )
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
-_OWN_OF_SWEEP = ("budget", "compiles")
+_OWN_OF_SWEEP = ("budget", "plans", "compiles")
 _NO_MAXTEXT = "MaxText is not installed: the reference model's step is planned in its place"
 _FORMS = ("--run", "--maxtext", "--sweep")
 _number = functools.partial(number_of, kind=float, default=0.0)
@@ -136,7 +136,7 @@ def _show(arguments: Arguments, plan: Plan) -> int:
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
     plan = plan.for_run(**run)
-    verdict = plan_verdict(plan, _like_runs(plan))
+    verdict = plan_verdict(plan)
     if "--json" in arguments.flags:
         print(json_text({"verdict": verdict.to_json(), **plan.to_json()}))
     else:
@@ -145,26 +145,9 @@ def _show(arguments: Arguments, plan: Plan) -> int:
         from mfu_jax.pages.document import write_page
         from mfu_jax.planning.result.page import plan_page
 
-        where = write_page(values["html"] or "plan.html", plan_page(plan, verdict))
+        where = write_page(values["html"] or "plan.html", plan_page(plan))
         print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
     return 0 if plan.fits else 1
-
-
-def _like_runs(plan: Plan) -> LikeRuns | None:
-    """Published runs of such a model on these chips; None if its MFU is not known."""
-    step, rate = plan.step_time_seconds, plan.tokens_per_sec_per_chip
-    if not (plan.mfu and plan.model_flops and step):
-        return None
-    from mfu_jax.runs.published import like_runs
-
-    tokens = (rate or 0.0) * step * plan.chips / (plan.devices or plan.chips)  # of a device
-    return like_runs(
-        chip=plan.hardware,
-        dtype="bf16",
-        peak_flops_per_sec=plan.model_flops / plan.mfu / step,
-        flops_per_token=plan.model_flops / tokens if tokens else None,
-        convention=plan.convention,
-    )
 
 
 def _of_dump(arguments: Arguments, target: Target) -> Plan:
@@ -265,44 +248,46 @@ def _compiled(
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
-    from mfu_jax.planning.sweep.rendering import render_sweep, sweep_verdict
-    from mfu_jax.planning.sweep.running import Sweep, run
-    from mfu_jax.planning.sweep.space import SweepPoint, seconds_of, split
+    from mfu_jax.planning.tune.evidence import Trial, TrialLog
+    from mfu_jax.planning.tune.result import tune_verdict
+    from mfu_jax.planning.tune.running import Tuning, planned, tune
+    from mfu_jax.planning.tune.space import Point, Space, listed_axes, seconds_of
 
     values = arguments.values
+    most = "compiles" if "compiles" in values else "plans"
     source = _source(arguments, target)
-    most = typed("compiles", values["compiles"], int) if "compiles" in values else None
-    fixed, points = split(_step_keys(values, _OWN_OF_SWEEP))
+    axes, fixed = listed_axes(_step_keys(values, _OWN_OF_SWEEP))
+    space = Space(axes)
 
-    def keys(point: SweepPoint) -> dict[str, str]:
-        return {**fixed, **point.values}
+    def keys(point: Point) -> dict[str, str]:
+        return {**fixed, **space.settings(point)}
 
-    def reason(point: SweepPoint) -> str:
-        error = source.invalid(keys(point))
-        return "" if error is None else first_line(error)
+    def invalid(point: Point) -> UserError | None:
+        return source.invalid(keys(point))
 
-    def compiled(point: SweepPoint, seconds: float) -> Plan:
-        return _compiled(arguments, target, source, keys(point), seconds=seconds)
+    def plan(point: Point, seconds: float) -> Trial:
+        return planned(lambda: _compiled(arguments, target, source, keys(point), seconds=seconds))
 
-    result = run(
-        Sweep(
+    space.begin_where(lambda point: invalid(point) is None)
+    result = tune(
+        Tuning(
             target=str(target),
-            points=points,
+            chip=target.chip.name,
+            space=space,
             flags=lambda point: source.run_words(keys(point)),
-            compile=compiled,
-            invalid=reason,
-            analytic=lambda point: source.analytic(keys(point)),
+            plan=plan,
+            invalid=invalid,
             limit_bytes=target.chip.usable_memory_bytes,
-            most_compiles=most,
             budget_seconds=seconds_of(values["budget"]) if "budget" in values else math.inf,
+            most_plans=number_of(values, most, int, is_positive=True),
         ),
-        progress=_progress,
+        TrialLog(None, {}),
+        _progress,
     )
-    verdict = sweep_verdict(result)
     if "--json" in arguments.flags:
-        print(json_text({"verdict": verdict.to_json(), **result.to_json()}))
+        print(json_text({"verdict": tune_verdict(result).to_json(), **result.to_json()}))
     else:
-        print(f"{verdict.render()}\n{render_sweep(result)}")
+        print(result)
     return 0 if result.winner else 1
 
 

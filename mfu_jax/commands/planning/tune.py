@@ -39,26 +39,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError, first_line
-from mfu_jax.hardware.chips import find
+from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, compiler_flags
+from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, load_run
 from mfu_jax.planning.step_sources import compiled_plan
-from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
 from mfu_jax.planning.targets import (
     CHIPS,
     Target,
-    generation_of,
-    parse_target,
-    slice_name,
     target_of,
 )
-from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
+from mfu_jax.planning.tune.attached_devices import attached
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
-from mfu_jax.planning.tune.running import Tuning, tune
-from mfu_jax.planning.tune.space import Point, Space
+from mfu_jax.planning.tune.running import Tuning, planned, tune
+from mfu_jax.planning.tune.space import BATCH, Point, Space, is_swept, listed, seconds_of
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.trainer.planned.planned_run import followed
 from mfu_jax.trainer.planned.planned_step import TrainerStep
@@ -159,7 +154,7 @@ class _Command:
         values = self.values
         if self.of_run and not (values.get("topology") or values.get("hardware")):
             return self.of_run.target
-        return target_of(values) if self.devices is None else _target_of(self.devices)
+        return target_of(values) if self.devices is None else self.devices.target()
 
     def _platform(self) -> tuple[str, int]:
         if self.devices is not None:
@@ -194,6 +189,7 @@ class _Command:
         values = self.values
         return Tuning(
             target=str(self.target or self.devices),
+            chip=self.chip.name if self.chip else "",
             space=self.space,
             flags=self.command_line,
             plan=self.plan if self.target else None,
@@ -256,31 +252,21 @@ class _Command:
 
     def plan(self, point: Point, seconds: float) -> Trial:
         """A plan of a point's step."""
-        if self.source is None or self.target is None:
+        source, target = self.source, self.target
+        if source is None or target is None:
             raise ValueError("no chips to plan for")
         keys, flags = self.keys(point)
         most = number_of(self.values, "compile_seconds", float, Limits.seconds)
-        try:
-            plan = compiled_plan(
-                self.source,
-                self.target,
+        limits = Limits(seconds=min(most, seconds), code_seconds=0.0)
+        return planned(
+            lambda: compiled_plan(
+                source,
+                target,
                 keys,
-                limits=Limits(seconds=min(most, seconds), code_seconds=0.0),
+                limits=limits,
                 folder=cache.chosen_folder(self.values),
                 flags=(*self.flags, *(f"{key}={text}" for key, text in flags.items())),
             )
-        except UserError as error:
-            if isinstance(error, NoCompilerError):
-                raise
-            return Trial(by="plan", source="failed", note=first_line(error))
-        return Trial(
-            by="plan",
-            source="planned",
-            fits=plan.fits,
-            memory_peak_bytes=plan.memory_peak_bytes,
-            step_time_seconds=plan.step_time_seconds,
-            tokens_per_sec_per_chip=plan.tokens_per_sec_per_chip,
-            mfu=plan.mfu,
         )
 
     def run(self, point: Point, seconds: float) -> Trial:
@@ -295,21 +281,6 @@ class _Command:
             steps=self.steps,
             seconds=seconds,
         )
-
-
-def _target_of(devices: AttachedDevices) -> Target | None:
-    """The attached devices as chips to plan for; None for those that the table does not know."""
-    chips = find(devices.kind)
-    if devices.platform == "cpu" or len(chips) != 1:
-        return None
-    chip = chips[0]
-    try:
-        if generation := generation_of(chip.name):
-            chips_count = devices.count // chip.devices_per_chip
-            return parse_target(topology=slice_name(generation, chips_count))
-        return parse_target(hardware=chip.name, devices=devices.count)
-    except UserError:
-        return None
 
 
 def _words(text: str) -> list[str]:

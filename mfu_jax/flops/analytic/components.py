@@ -115,7 +115,7 @@ def layers_of(
     """Builds each kind of layer once and counts its repeats, in order of first appearance.
 
     Args:
-        kinds: the kind of every layer of the model, from first to last.
+        kinds: the kind of every layer of the model, from first to last, or a `Counter` of them.
         block: kind → the layer's name and components.
 
     >>> layers = layers_of("aab", lambda kind: (f"layers_{kind}", (Component(name="x"),)))

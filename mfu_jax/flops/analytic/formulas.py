@@ -177,23 +177,25 @@ def moe(
     bias: bool = False,
     router_bias: bool = False,
     capacity_factor: Number | None = None,
+    zero: int = 0,
+    zero_per_token: Number = 0,
 ) -> Components:
     """A router ``[T,D]@[D,E]`` and, per token, `per_token` of E expert MLPs.
 
     Args:
         capacity_factor: None: no token is dropped and no slot padded (the model's FLOPs). A
             number: each expert computes ⌈capacity⌉ = factor·T·k/E slots, filled or not.
+        zero: further experts that compute nothing; `zero_per_token`: of the `per_token` used.
     """
-    slots = (
-        per_token if capacity_factor is None else integral(per_token * Fraction(capacity_factor))
-    )
-    parts = [projection(names.ROUTER, width, experts, bias=router_bias)]
+    used = per_token - zero_per_token
+    slots = used if capacity_factor is None else integral(used * Fraction(capacity_factor))
+    parts = [projection(names.ROUTER, width, experts + zero, bias=router_bias)]
     for part in mlp(width, hidden, gated=gated, bias=bias, name=names.EXPERTS):
         parts.append(
             part.replace(
                 macs=integral(slots * part.macs),
                 parameters=experts * part.parameters,
-                active_parameters=per_token * part.parameters,
+                active_parameters=int(used * part.parameters),
             )
         )
     return tuple(parts)

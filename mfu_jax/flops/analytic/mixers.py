@@ -20,11 +20,17 @@ from mfu_jax.flops.analytic.names import CORE_CHUNKED, DELTA_NET, INDEXER
 from mfu_jax.flops.masks import Causal, Mask, SlidingWindow, Strided
 
 
-def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
+def latent_attention(
+    config: ModelConfig, mask: Mask, *, bias: bool = False, borrowed: bool = False
+) -> Components:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), without weight absorption.
 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or one matrix if there is
     no q-LoRA; keys and values through ``[D, kv_rank+rope]`` and ``[kv_rank, H·(nope+v)]``.
+    With `gated_queries`, ``[2·q_rank, H·(nope+rope+v)]``.
+
+    Args:
+        borrowed: the latent of keys and values, the first of these, is an earlier layer's.
     """
     config.require("num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
     if not config.decoder_block.startswith("hf_"):  # a config.json may have no rotary part
@@ -37,38 +43,44 @@ def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> 
         query = (
             projection("attention/q_a", width, rank, bias=bias),
             norm("attention/q_norm", rank),
-            projection("attention/q_b", rank, heads * (nope + rope)),
+            projection(
+                "attention/q_b",
+                (1 + sizes.gated_queries) * rank,
+                heads * (nope + rope + sizes.gated_queries * value),
+            ),
         )
-    return (
-        *query,
+    latent: Components = (
         projection("attention/kv_a", width, kv_rank + rope, bias=bias),
         norm("attention/kv_norm", kv_rank),
+    )
+    cache = Cache(kv_rank + rope, borrowed=borrowed, decode_macs=heads * (kv_rank + rope))
+    return (
+        *query,
+        *(() if borrowed else latent),
         projection("attention/kv_b", kv_rank, heads * (nope + value)),
-        *_latent_scores(heads, nope + rope, value, kv_rank, rope, mask),
+        *_latent_scores(heads, nope + rope, value, mask, cache, kv_rank),
         projection("attention/o_proj", heads * value, width, bias=bias),
     )
 
 
 def _latent_scores(
-    heads: int, qk_dim: int, v_dim: int, latent: int, rope: int, mask: Mask
+    heads: int, qk_dim: int, v_dim: int, mask: Mask, cache: Cache, latent: int
 ) -> Components:
     """Scores of MLA. Decoding caches the latent and the rotary key, and attends to them directly:
 
     latent + rope multiply-adds for Q·K and latent for P·V, per head and pair; the up-projections
     move to the query and the output, at the same cost.
     """
-    query, value = attention_scores(heads, qk_dim, v_dim, mask, "attention/scores")
-    return (
-        query.replace(cache=Cache(latent + rope, decode_macs=heads * (latent + rope))),
-        value.replace(cache=Cache(decode_macs=heads * latent)),
-    )
+    query, value = attention_scores(heads, qk_dim, v_dim, mask, "attention/scores", cache=cache)
+    return query, value.replace(cache=Cache(decode_macs=heads * latent))
 
 
 def indexer(config: ModelConfig, *, scored: bool, trained: bool = False) -> Components:
     """The lightning indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556).
 
-    ``q [T,q_rank]@[q_rank,H·h]``, one shared key ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``,
-    then for each causal pair H·h multiply-adds for the scores and H to sum over heads.
+    ``q [T,q_rank]@[q_rank,H·h]`` (of the D inputs if there is no q-LoRA), one shared key
+    ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``, then for each causal pair H·h multiply-adds for
+    the scores and H to sum over heads.
 
     Pooled keys each summarise `indexer_pool` tokens, weighed by a gate ``[T,D]@[D,h]``.
 
@@ -83,7 +95,7 @@ def indexer(config: ModelConfig, *, scored: bool, trained: bool = False) -> Comp
     width, dim = config.emb_dim, config.sparse_attention.indexer_head_dim
     heads = config.sparse_attention.indexer_n_heads
     parts: Components = (
-        projection(f"{INDEXER}/q_proj", config.latent_attention.q_lora_rank, heads * dim),
+        projection(f"{INDEXER}/q_proj", config.latent_attention.q_lora_rank or width, heads * dim),
         projection(f"{INDEXER}/k_proj", width, dim),
         norm(f"{INDEXER}/k_norm", dim, bias=True),
     )
@@ -386,4 +398,55 @@ def rwkv_channel_mixing(config: ModelConfig) -> Components:
         projection("channel_mixing/receptance", width, width),
         vector("channel_mixing/shift", 2 * width),
         projection("channel_mixing/wo", hidden, width),
+    )
+
+
+def relative_positions(config: ModelConfig) -> Components:
+    """What Inkling adds to attention: learned biases by distance, and convolutions.
+
+    A query chooses in ``[D, H·r]``, and ``[r, extent]`` is shared by the heads. Depthwise
+    convolutions run over keys, values and the outputs of both blocks; in Inkling 2, ``[D, H]`` are
+    sinks, and in its full layers ``[D, K·k]`` adds to the taps of each key head and value head.
+    """
+    sizes, width, kernel = config.attention, config.emb_dim, config.state_space.conv_kernel
+    heads, dim, kv_heads = sizes.num_query_heads, sizes.relative_dim, sizes.num_kv_heads
+    extent = sizes.relative_extent
+    parts: Components = (
+        projection("attention/relative_proj", width, heads * dim),
+        projection("attention/relative_bias", dim, extent).replace(macs=heads * dim * extent),
+        short_convolution("attention/kv/conv", kernel, 2 * kv_heads * sizes.head_dim),
+        short_convolution("outputs/conv", kernel, 2 * width),
+    )
+    if sizes.projected_sinks:
+        parts += (projection("attention/sinks_proj", width, heads),)
+    if sizes.projected_taps:
+        parts += (projection("attention/taps_proj", width, 2 * kv_heads * kernel),)
+    return parts
+
+
+def messages(config: ModelConfig) -> Components:
+    """Gates of Inkling's loop: a layer's four inputs take from messages of its previous pass.
+
+    ``[2·D, r]`` of an input and its message, ``[r, D]`` to forget and to take.
+    """
+    width, rank = config.emb_dim, config.stack.message_rank
+    return (
+        projection("messages/gate_down", 2 * width, rank, copies=4),
+        projection("messages/gates", rank, width, copies=8),
+    )
+
+
+def query_key_convolutions(config: ModelConfig) -> Components:
+    """ZAYA's convolutions over queries and keys: depthwise, then ``[k·h, h]`` in each head.
+
+    Half of each value is the previous token's.
+    """
+    sizes = config.attention
+    first, second = sizes.qk_kernels
+    heads, dim = sizes.num_query_heads + sizes.num_kv_heads, sizes.head_dim
+    state = (first + second - 2) * heads * dim + sizes.num_kv_heads * dim // 2
+    depthwise = short_convolution("attention/qk/conv", first, heads * dim, bias=True)
+    return (
+        depthwise.replace(cache=Cache(state=state)),
+        projection("attention/qk/conv_in_heads", second * dim, dim, bias=True, copies=heads),
     )

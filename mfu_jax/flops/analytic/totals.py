@@ -52,6 +52,20 @@ def model_flops_per_device(config: Any, convention: str = "dense") -> FlopsPerDe
     return _summed(flops_breakdown(config, convention))
 
 
+def flops_bounds(config: Any, convention: str = "dense") -> tuple[FlopsPerDevice, FlopsPerDevice]:
+    """The sums if each token uses only experts that compute nothing, and if it uses none of them.
+
+    Different only for a model with such experts, whose FLOPs depend on the tokens.
+    """
+    model_config = as_model_config(config)
+    most = model_config.experts.num_experts_per_tok * (model_config.experts.zero_experts > 0)
+    low, high = (
+        model_flops_per_device(model_config.replace(zero_experts_per_tok=number), convention)
+        for number in (most, 0)
+    )
+    return low, high
+
+
 def _summed(rows: list[FlopsRow]) -> FlopsPerDevice:
     return FlopsPerDevice(
         integral(sum(row.forward_flops for row in rows)),

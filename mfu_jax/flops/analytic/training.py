@@ -23,6 +23,7 @@ _READS_STREAM = frozenset(
     {
         *("q_proj", "k_proj", "v_proj", "q_a", "kv_a", "kv_proj", "in_proj", "in_proj_qkvz"),
         *("in_proj_ba", "gate_proj", "wi", "wi_0", "wi_1", "router", "shared_gate", LOGITS),
+        *("relative_proj", "sinks_proj", "taps_proj"),
     }
 )
 # The indexer's query side; its other projections produce keys.

@@ -157,39 +157,14 @@ class ProgramCounter:
         reached = [n for n in reversed(self.order) if times[n] or once[n]]
         ran = [n for n in reached if n not in self.host] if self.host else reached
         sums = self._sums(self.matmuls())
-        phases = whole(sums.phases)
         on_host = self._on_host(reached)
         return ExecutedCount(
-            forward=phases["forward"] + phases["evaluation"],
-            evaluation=phases["evaluation"],
-            backward=phases["backward"],
-            rematerialized=phases["rematerialized"],
-            optimizer=phases["optimizer"],
-            other=phases["other"],
-            by_scope=dict(whole(sums.scopes)),
-            by_dtype=dict(whole(sums.dtypes)),
-            by_operation=dict(whole(sums.operations)),
+            **sums.in_whole_flops(),
             unaccounted=tuple(self._unaccounted()),
-            xla_rematerialized=phases["xla_rematerialized"],
             duplicated=int(sum(i.matmul.flops * i.runs for i in self._duplicates.values())),
-            duplicated_operations=dict(whole(sums.duplicated)),
-            repeated={where: round(flops) for where, flops in sums.repeated.items()},
-            repeated_attention=round(sums.repeated_attention),
-            repeated_by_user=round(sums.repeated_by_user),
-            padding=int(sums.padding),
-            expansion=int(sums.expansion),
-            in_pieces={name: dict(whole(parts)) for name, parts in sums.in_pieces.items()},
-            vector_matmuls=int(sums.vector_matmuls),
-            hardware_passes=dict(whole(sums.passes)),
-            beyond=dict(whole(sums.beyond)),
-            overhang={label: round(flops) for label, flops in sums.overhang.items()},
-            recomputed_in_kernels=int(sums.recomputed_in_kernels),
             named=self.named,
             host=on_host.total(),
             host_operations=dict(on_host),
-            kernels=dict(whole(sums.kernels)),
-            attention_kernels=int(sums.attention_kernels),
-            attention_operations=dict(whole(sums.attention_operations)),
             elementwise=int(sum([times[n] * costs[n].elementwise for n in ran])),
             hbm_bytes=int(sum([times[n] * costs[n].hbm_bytes for n in ran])),
             collectives=tuple(
@@ -197,10 +172,6 @@ class ProgramCounter:
                 for n in ran
                 for item in costs[n].collectives
             ),
-            loops_once=sums.loops_once,
-            kernels_once=sums.kernels_once,
-            kernels_xla=sums.kernels_xla,
-            vector_once=sums.vector_once,
             vector_xla=sum([once[n] * costs[n].vector_xla for n in ran]),
             elementwise_once=sum([once[n] * costs[n].elementwise for n in ran]),
             flags=(

@@ -35,7 +35,6 @@ from mfu_jax.flops.traced.jaxprs import (
     stack_below,
 )
 from mfu_jax.flops.traced.kernels.attention import fused_attention
-from mfu_jax.flops.traced.kernels.exported import exported_work
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.kernels.work import kernel_work
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
@@ -226,13 +225,6 @@ class JaxprCounter:
         arrays = values[work.first_array :]
         return self._add_work(eqn, work.flops, arrays, stack, totals, scores, work.overhang)
 
-    def _exported(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
-        """A function from `jax.export`, of which there is only its StableHLO."""
-        flops, unknown = exported_work(eqn.params["exported"])
-        for reason in sorted(unknown):
-            totals.unaccounted[unaccounted(eqn, stack, reason)] += 1
-        return self._add_work(eqn, flops, values, stack, totals)
-
     def _fused_attention(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         attention = fused_attention(eqn)
         number = self.scores.new(stack, attention.sizes)
@@ -319,7 +311,6 @@ _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(BY_PRIMITIVE, JaxprCounter._fused_attention),
     **dict.fromkeys(("pallas_call", *MESH_KERNELS), JaxprCounter._kernel),
     **dict.fromkeys(("linear_solve", "custom_linear_solve"), JaxprCounter._linear_solve),
-    "call_exported": JaxprCounter._exported,
     "cond": loops.cond,
     "scan": loops.scan,
     "shard_map": loops.shard_map,

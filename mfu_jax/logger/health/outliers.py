@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from mfu_jax.host_work import HostWork
 from mfu_jax.logger.records.step_record import StepRecord
@@ -49,6 +49,21 @@ _MEDIAN_ERROR = 1.2533
 _MFU, _TIME = "perf/mfu", "perf/step_time_seconds"
 
 
+def middle_of(values: Collection[float]) -> float:
+    """The middle value; for an even number, the upper one."""
+    return sorted(values)[len(values) // 2]
+
+
+def spread_of(values: Collection[float]) -> float:
+    """A robust standard deviation, not affected by outliers.
+
+    >>> spread_of([5.0, 1.0, 2.0]) == NORMAL * 1.0
+    True
+    """
+    middle = middle_of(values)
+    return NORMAL * middle_of([abs(value - middle) for value in values])
+
+
 class SortedWindow:
     """The most recent values of a series, kept sorted.
 
@@ -58,8 +73,8 @@ class SortedWindow:
     >>> window = SortedWindow(3)
     >>> for value in (5.0, 1.0, 2.0, 9.0):
     ...     window.add(value)
-    >>> len(window), window.median, window.spread == NORMAL * 1.0
-    (3, 2.0, True)
+    >>> len(window), window.median
+    (3, 2.0)
     """
 
     def __init__(self, size: int) -> None:
@@ -82,19 +97,12 @@ class SortedWindow:
         """The middle value; for an even number, the upper one."""
         return self._ordered[len(self._ordered) // 2]
 
-    @property
-    def spread(self) -> float:
-        """A robust standard deviation, not affected by outliers."""
-        middle = self.median
-        deviations = sorted(abs(value - middle) for value in self._values)
-        return NORMAL * deviations[len(deviations) // 2]
-
     def excess(self, value: float, fraction: float, fewest: int) -> float:
         """How far an outlier is above the median; 0 for all other values."""
         if len(self) < fewest or value - self.median <= fraction * abs(self.median):
             return 0.0
         excess = value - self.median
-        return excess if excess > _SPREADS * self.spread else 0.0
+        return excess if excess > _SPREADS * spread_of(self._values) else 0.0
 
 
 class OutlierWatch(Monitor):
@@ -196,7 +204,7 @@ class DriftWatch(Monitor):
         self._name = ""
         self._best = 0.0
         self._best_step = -1
-        self._window = SortedWindow(_DRIFT_WINDOW)
+        self._values: list[float] = []
         self._slow_windows = 0  # in a row, up to the last one
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
@@ -205,14 +213,14 @@ class DriftWatch(Monitor):
             return record
         name = _MFU if _MFU in record.scalars else _TIME
         if name != self._name:  # another program may lack a FLOP count
-            self._name, self._best, self._window = name, 0.0, SortedWindow(_DRIFT_WINDOW)
+            self._name, self._best, self._values = name, 0.0, []
         value = record.scalars.get(name, 0.0)
         if 0 < value < float("inf"):
-            self._window.add(value if name == _MFU else 1 / value)
-        if len(self._window) < _DRIFT_WINDOW:
+            self._values.append(value if name == _MFU else 1 / value)
+        if len(self._values) < _DRIFT_WINDOW:
             return record
-        median, spread = self._window.median, self._window.spread
-        self._window = SortedWindow(_DRIFT_WINDOW)
+        median, spread = middle_of(self._values), spread_of(self._values)
+        self._values = []
         if median > self._best:
             self._best, self._best_step = median, record.step
         share = median / self._best

@@ -297,9 +297,9 @@ def _too_little(mfu: float, hfu: float, cost: StepCost) -> str:
         f"HFU {hfu:.1%}, MFU {mfu:.1%}: the program runs {share:.3g} × the model's FLOPs, though "
         f"it must run at least all of them; usually the model count takes attention pairs that the "
         f"kernel skips (convention=dense, or maxtext with a kernel that skips masked blocks), a "
-        f"custom kernel has no FLOP count (see the unaccounted list), hfu_source=cost_analysis "
-        f"counts each loop once, XLA merges work that shards or processes do twice (the ledger's "
-        f"unexplained), or one of the two is of the whole job and the other of one device"
+        f"custom kernel has no FLOP count (see the unaccounted list), XLA merges work that shards "
+        f"or processes do twice (the ledger's unexplained), or one of the two is of the whole job "
+        f"and the other of one device"
     )
 
 

@@ -8,6 +8,7 @@ import itertools
 import math
 import operator
 import statistics
+import textwrap
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
-from mfu_jax.logger.records.step_record import strict
-from mfu_jax.util.formatting import counted, loss_text, percent, readable, seconds_text
-from mfu_jax.verdict import NOTABLE, Verdict
+from mfu_jax.util.formatting import counted, loss_text, percent, readable, seconds_text, strict
+from mfu_jax.verdict import COLUMNS, NOTABLE, Verdict
 
 if TYPE_CHECKING:
     from mfu_jax.pages.markup import Markup
@@ -181,7 +181,16 @@ class Summary:
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
-        rows = (f"  {label:<13}{value}" if label else f"  {value}" for label, value in self._rows())
+        rows = (
+            textwrap.fill(
+                f"  {label:<13}{value}" if label else f"  {value}",
+                COLUMNS,
+                subsequent_indent=" " * 15,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for label, value in self._rows()
+        )
         verdict = [] if self.verdict is None else [self.verdict.render()]
         return "\n".join([*verdict, self._head(), *rows])
 

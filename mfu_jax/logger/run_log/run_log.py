@@ -304,9 +304,9 @@ class RunLog:
 
     def settle_compilations(self) -> None:
         """Appends the compilations that have ended since the last call."""
-        with self.lock:
-            spans, self._compiled = self._compiled, []
-        if spans:
+        if self._compiled:
+            with self.lock:
+                spans, self._compiled = self._compiled, []
             found = [[round(begin, 6), round(1e6 * (end - begin))] for begin, end in spans]
             self.event(events.COMPILE, spans=found)
 
@@ -371,18 +371,20 @@ class StepEvents:
             asleep_seconds: what the monotonic clock lacks to the time since boot.
         """
         values: dict[str, Any] = {}
-        end = (0.0, 0.0)
+        end: Moment = (0.0, 0.0)
+        cost: dict[str, Any] = {}
         for step, record in steps:
             number, us = int(step.step), round(1e6 * step.seconds)
             if number <= self._last_number:
                 continue
-            cost = self._cost(step, record)
-            if not _continues(values, number, self._last_number, cost):
+            before, cost = cost, self._cost(step, record)
+            stride, continues = number - self._last_number, bool(values) and cost == before
+            if continues and len(values["us"]) == 1:
+                values["by"] = stride
+            if not continues or stride != values.get("by", 1):
                 if values:
                     yield _event(end, values)
                 values = {"first": number, "us": [], "gap_us": [], "data_us": [], **cost}
-            elif len(values["us"]) == 1:
-                values["by"] = number - self._last_number
             end = step.ended_at, step.ended_monotonic + asleep_seconds
             values["us"].append(us)
             values["gap_us"].append(max(0, round(1e6 * (end[1] - self._last_end)) - us))
@@ -403,14 +405,6 @@ class StepEvents:
                     self._costs[name] = float(f"{seconds:.9g}")
                 cost[name] = self._costs[name]
         return cost
-
-
-def _continues(values: dict[str, Any], number: int, last: int, cost: dict[str, Any]) -> bool:
-    if not values or {k: values[k] for k in values if k in ("kind", "optimal_s", "executed_s")} != (
-        cost
-    ):
-        return False
-    return len(values["us"]) == 1 or number - last == values.get("by", 1)
 
 
 def _event(end: tuple[float, float], values: dict[str, Any]) -> Event:

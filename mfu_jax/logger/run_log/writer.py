@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -47,7 +48,8 @@ class LogWriter(Follower):
         super().__init__(log, _NoRecords(), name="run log")
         self.records: Sink | None = None
         self._events_file = events_file
-        self._began = self._wrote_at = self._monotonic()
+        self._began = self._wrote_at = self._looked_at = self._monotonic()
+        self._look_seconds = 0.0
         self.start()
 
     def add_records(self, sink: Sink) -> None:
@@ -73,23 +75,33 @@ class LogWriter(Follower):
         self._call("close")
         self._call("close", of=self._events_file)
 
-    def _sleep(self, longest: float | None = None) -> None:
-        seconds = events.alive_seconds(self._monotonic() - self._began)
-        super()._sleep(seconds)
-        self._log.settle_compilations()
-        # A wait for data that lasts longer than the time between two signs of life.
-        if self._log.is_waiting and (idle := self._log.idle_seconds()) > seconds:
-            self._log.begin_wait(idle)
-        if self._monotonic() - self._wrote_at > events.QUIET_SECONDS:
-            self._log.event(events.ALIVE)
+    def _sleep(self) -> None:
+        super()._sleep()
+        self._look()
 
-    def _work(self) -> None:
-        before = self._passed
-        super()._work()
-        if self._passed == before:
-            self._call("show_life", of=self._events_file)
-        else:
-            self._wrote_at = self._monotonic()
+    def _wait(self, seconds: float | None) -> None:
+        """Waits, and shows meanwhile that the process is alive, twenty times a second at first."""
+        end = math.inf if seconds is None else self._monotonic() + seconds
+        while not self._wake.wait(min(self._look_seconds, max(0.0, end - self._looked_at))):
+            self._look()
+            if self._looked_at >= end:
+                return
+
+    def _look(self) -> None:
+        """Shows life, and notes what only this thread sees: compilations, long waits, silence."""
+        log, now = self._log, self._monotonic()
+        self._looked_at, self._look_seconds = now, events.alive_seconds(now - self._began)
+        self._call("show_life", of=self._events_file)
+        log.settle_compilations()
+        # A wait for data that lasts longer than the time between two signs of life.
+        if log.is_waiting and (idle := log.idle_seconds()) > self._look_seconds:
+            log.begin_wait(idle)
+        if now - self._wrote_at > events.QUIET_SECONDS:
+            log.event(events.ALIVE)
+
+    def _advance(self, count: int, last: StepRecord | None = None) -> None:
+        super()._advance(count, last)
+        self._wrote_at = self._monotonic()
 
     def _flush(self) -> None:
         super()._flush()

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TextIO
+from typing import Any, TextIO
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.sinks.base import Sink, register_sink
-from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.util.formatting import Paper, loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
 
 LINES = ("auto", "maxtext", "short")
-MOST_COLUMNS = 100
-BOLD, DIM, RED = "1", "2", "31"
 
 
 @register_sink("console")
@@ -55,7 +50,7 @@ class ConsoleSink(Sink):
                 f"console_line={line!r}; expected {', '.join(LINES)}",
                 hint=nearest(line, LINES),
             )
-        paper = _Paper.of(stream or sys.stdout)
+        paper = Paper.of(stream or sys.stdout)
         self._stream = stream
         self._bar = _progress_bar(total_steps, progress)
         on_terminal = getattr(sys.stderr, "isatty", bool)()  # nobody sees a bar in a file
@@ -102,38 +97,7 @@ def _encodable(text: str, stream: TextIO) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-class _Paper(NamedTuple):
-    """What lines are written on."""
-
-    columns: int = MOST_COLUMNS
-    is_terminal: bool = False
-    has_colours: bool = False
-
-    @classmethod
-    def of(cls, stream: TextIO) -> Self:
-        """Of a stream; a terminal may be narrower."""
-        if not getattr(stream, "isatty", bool)():
-            return cls()
-        columns = shutil.get_terminal_size((MOST_COLUMNS, 0)).columns
-        has_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
-        return cls(min(columns, MOST_COLUMNS), True, has_colours)
-
-    def paint(self, text: str, style: str) -> str:
-        """The text in an ANSI style."""
-        return f"\x1b[{style}m{text}\x1b[0m" if self.has_colours else text
-
-    def wrap(self, text: str) -> str:
-        """The text in lines of at most the width, all but the first indented."""
-        return textwrap.fill(
-            text,
-            self.columns,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-
-
-_PLAIN = _Paper()
+_PLAIN = Paper()
 
 
 def _is_news(record: StepRecord) -> bool:
@@ -142,7 +106,7 @@ def _is_news(record: StepRecord) -> bool:
     return bool(record.kind != "step" or record.notes or record.flags or has_results)
 
 
-def _short_lines(record: StepRecord, paper: _Paper) -> Iterator[str]:
+def _short_lines(record: StepRecord, paper: Paper) -> Iterator[str]:
     yield format_short(record, paper)
     evals = _spans_and_evals(*record.scalars)[1]
     if evals:
@@ -154,7 +118,7 @@ def _short_lines(record: StepRecord, paper: _Paper) -> Iterator[str]:
         yield paper.wrap(f"note, step {record.step}: {note}")
 
 
-def format_short(record: StepRecord, paper: _Paper = _PLAIN) -> str:
+def format_short(record: StepRecord, paper: Paper = _PLAIN) -> str:
     """The line of one step for people; what does not fit is left out, flags never.
 
     >>> format_short(StepRecord(step=7, unix_seconds=0.0, kind="warmup", scalars={
@@ -174,9 +138,9 @@ def format_short(record: StepRecord, paper: _Paper = _PLAIN) -> str:
         if len(text) + 2 + len(part) <= room:
             text += f"  {part}"
     if record.kind != "step":
-        return paper.paint("  ".join([text, *labels]), DIM)
-    text = text.replace(mfu, paper.paint(mfu, BOLD))
-    return "  ".join([text, *(paper.paint(label, RED) for label in labels)])
+        return paper.paint("  ".join([text, *labels]), "dim")
+    text = text.replace(mfu, paper.paint(mfu, "bold"))
+    return "  ".join([text, *(paper.paint(label, "red") for label in labels)])
 
 
 def _optional(scalars: Mapping[str, float]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -70,6 +71,10 @@ class TensorBoardSink(AppendOnlySink):
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._step, self._last = resume_from_step, -1
         self._setup: list[Any] = []
+        # Of the last step, which usually differs from the next one only in numbers.
+        self._tags: list[str] = []
+        self._of_step: Any = None
+        self._values: list[Any] = []
         super().__init__(folder, resume_from_step=resume_from_step, fsync_seconds=fsync_seconds)
 
     def _target_of(self, path: str | os.PathLike[str], *, keep: bool) -> OutputTarget:
@@ -87,14 +92,14 @@ class TensorBoardSink(AppendOnlySink):
         return super()._open(b"".join(map(_framed, events)))
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
-        events: list[Any] = []
+        pieces: list[bytes] = []
         last = self._last
         for record in records:
             if record.step <= last:
-                events += self._restart(record.step)
-            events.append(self._step_event(record))
+                pieces += map(_framed, self._restart(record.step))
+            pieces.append(_framed(self._step_event(record)))
             last = record.step
-        self._write(events)
+        self._append(b"".join(pieces))
         self._step = self._last = last
 
     def write_text(self, tag: str, text: str) -> None:
@@ -127,23 +132,28 @@ class TensorBoardSink(AppendOnlySink):
         return [start, start, *(event for event in self._setup if event.step >= step)]
 
     def _step_event(self, record: StepRecord) -> Any:
+        """The event of a step, which is valid until the next call."""
         scalars = dict(record.scalars)
         scalars.update((f"flags/{flag}", 1.0) for flag in record.flags)
+        shown = [name for name in _OVERVIEW if name in scalars] if record.kind == "step" else []
+        tags = [*self._names.of(scalars), *map(_OVERVIEW.__getitem__, shown)]
+        if tags != self._tags or self._of_step is None:
+            self._tags, self._of_step = tags, self._event()
+            self._values = [self._of_step.summary.value.add(tag=tag) for tag in tags]
+        event = self._of_step
         try:
-            event = self._event(step=record.step, wall_time=record.unix_seconds)
-            add = event.summary.value.add
-            for tag, number in zip(self._names.of(scalars), scalars.values(), strict=True):
-                add(tag=tag, simple_value=number)
-            if record.kind == "step":
-                for name, tag in _OVERVIEW.items():
-                    if name in scalars:
-                        add(tag=tag, simple_value=scalars[name])
+            event.step, event.wall_time = record.step, record.unix_seconds
+            numbers = (*scalars.values(), *map(scalars.__getitem__, shown))
+            for value, number in zip(self._values, numbers, strict=True):
+                value.simple_value = number
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"step {record.step} cannot be an event: {error}") from error
-        if record.kind != "step":
-            event.summary.MergeFrom(self._text("step/kind", record.kind))
+        texts = {} if record.kind == "step" else {"step/kind": record.kind}
         if record.notes:
-            event.summary.MergeFrom(self._text("step/notes", "\n\n".join(record.notes)))
+            texts["step/notes"] = "\n\n".join(record.notes)
+        for tag, text in texts.items():
+            event.summary.MergeFrom(self._text(tag, text))
+            self._of_step = None
         return event
 
     def _now(self, step: int, **content: Any) -> Any:
@@ -175,6 +185,7 @@ def _cell(text: str) -> str:
     return " ".join(re.sub(r"([\\`*_\[\]|#])", r"\\\1", plain).split())
 
 
+@functools.cache
 def _tensorboardx(module: str) -> Any:
     """A module of the package, imported when a run writes events."""
     return require(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")
@@ -186,10 +197,18 @@ def _framed(event: Any) -> bytes:
     tensorboardX's own writers cannot take back an event that a full disk tore, which would end the
     file for TensorBoard, nor flush without the fsync that uploads a whole file of a mounted bucket.
     """
-    checksum = _tensorboardx("record_writer").masked_crc32c
     data = event.SerializeToString()
-    size = struct.pack("<Q", len(data))
-    return struct.pack(f"<8sI{len(data)}sI", size, checksum(size), data, checksum(data))
+    return b"".join((_size_framed(len(data)), data, _checksum(data)))
+
+
+@functools.lru_cache(maxsize=100)  # steps are of few sizes
+def _size_framed(size: int) -> bytes:
+    packed = struct.pack("<Q", size)
+    return packed + _checksum(packed)
+
+
+def _checksum(data: bytes) -> bytes:
+    return struct.pack("<I", _tensorboardx("record_writer").masked_crc32c(data))
 
 
 def _ours(folder: Path) -> list[Path]:

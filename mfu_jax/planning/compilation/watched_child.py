@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -39,51 +40,29 @@ def run_watched(
     Returns:
         The exit code (None: out of time), and what it wrote to stderr.
     """
-    expired, ended = threading.Event(), threading.Event()
+    code, begin, scheduled = None, time.monotonic(), math.inf
     with (
         tempfile.TemporaryFile("w+b") as log,
+        tempfile.NamedTemporaryFile("w") as out,
+        open(out.name, encoding="utf-8") as said,
         subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
+            command, env=dict(environment), stdout=out, stderr=log, start_new_session=True
         ) as child,
     ):
-
-        def end() -> None:
-            expired.set()
-            _kill(child)
-
-        def wait_for_code() -> None:
-            while not is_scheduled(dumps):
-                if ended.wait(_POLL_SECONDS):
-                    return
-            progress("machine code")
-            if not ended.wait(code_seconds):
-                end()
-
-        timer = threading.Timer(seconds, end)
-        timer.start()
-        watch = threading.Thread(target=wait_for_code, daemon=True)
-        watch.start()
         try:
-            for line in child.stdout or ():
-                if line.strip() in _STAGES:
-                    progress(line.strip())
-            code = child.wait()
+            while time.monotonic() < min(begin + seconds, scheduled + code_seconds):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = child.wait(_POLL_SECONDS)
+                for line in said:
+                    if line.strip() in _STAGES:
+                        progress(line.strip())
+                if code is not None:
+                    break
+                if scheduled == math.inf and is_scheduled(dumps):
+                    progress("machine code")
+                    scheduled = time.monotonic()
         finally:
-            timer.cancel()
-            ended.set()
-            _kill(child)
-            watch.join()
+            with contextlib.suppress(ProcessLookupError):  # its descendants, too
+                os.killpg(child.pid, signal.SIGKILL)
         log.seek(0)
-        text = log.read().decode("utf-8", "replace")
-    return (None if expired.is_set() else code), text
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    """Kills the child and its descendants, which would keep its output open."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+        return code, log.read().decode("utf-8", "replace")

@@ -19,16 +19,17 @@ from mfu_jax.planning.step_time.gpu_kernels import (
 )
 from mfu_jax.planning.step_time.schedule import BUBBLE, PredictedTime
 from mfu_jax.planning.targets import Target
+from mfu_jax.verdict import remat_policy
 
 MOST = 3
 _LEAST = 0.005  # of the step
 _WIDE = ("f32", "f64")
 _AGAIN = ("rematerialized", "xla_rematerialized")
 _WINDOWED = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
-_MORE_MICROBATCHES = "more microbatches (num_pipeline_microbatches): a smaller pipeline bubble"
+_MORE_MICROBATCHES = "twice the num_pipeline_microbatches=, of half the size: a smaller bubble"
 _INSTEAD = {
     "copy": "avoid copies to other layouts, and between HBM and VMEM",
-    "host": "offload less to the host's memory",
+    "host": "offload less to the host's memory: remat_policy=minimal, if that fits",
 }
 
 
@@ -39,16 +40,16 @@ class ProposedChange:
     Attributes:
         change: description.
         saves_seconds: upper limit, per step; for twice the batch, per half of that step.
-        gain: upper limit on the gain in tokens per second: 0.1 is 10%.
+        gain_fraction: the same as a fraction of the step.
     """
 
     change: str
     saves_seconds: float
-    gain: float
+    gain_fraction: float
 
 
 def changes(
-    costs: ProgramCosts, durations: Durations, line: PredictedTime, *, is_roomy: bool
+    costs: ProgramCosts, durations: Durations, line: PredictedTime, *, is_roomy: bool, free: int
 ) -> tuple[ProposedChange, ...]:
     """At most three changes, largest first; those that save under 0.5% are left out.
 
@@ -57,17 +58,18 @@ def changes(
         durations: durations of its instructions.
         line: the program's timeline.
         is_roomy: whether the memory holds twice the batch.
+        free: bytes of memory that the step leaves.
     """
     saved = [
         *_hidden(line, durations.target),
-        *_without_recomputing(costs, durations),
+        *_without_recomputing(costs, durations, free),
         *_narrower(costs, durations),
         *_on_gpus(costs, durations),
         *(_larger_batch(costs, durations, line) if is_roomy else ()),
     ]
     total = line.seconds
     found = [
-        ProposedChange(change=words, saves_seconds=seconds, gain=seconds / (total - seconds))
+        ProposedChange(change=words, saves_seconds=seconds, gain_fraction=seconds / total)
         for words, seconds in saved
         if _LEAST * total < seconds < total
     ]
@@ -77,18 +79,21 @@ def changes(
 def _hidden(line: PredictedTime, target: Target) -> Iterator[tuple[str, float]]:
     """Savings from exposed transfers, and from idle ticks of a pipeline."""
     for cause in line.transfers:
-        words = _INSTEAD.get(cause, f"hide or remove {cause}")
+        words = _INSTEAD.get(cause, f"hide or remove {cause}: first, half the devices on its axis")
         if cause.startswith("collective-permute") and target.platform == "tpu":
             words += f" (of collective matmuls: {_WINDOWED})"
         yield words, line.by_cause.get(cause, 0.0)
     yield _MORE_MICROBATCHES, line.by_cause.get(BUBBLE, 0.0)
 
 
-def _without_recomputing(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
-    seconds = sum(
-        _seconds(record, durations) * _recomputed_share(record) for record in costs.records.values()
-    )
-    yield "recompute nothing in the backward pass (remat_policy), if the memory allows it", seconds
+def _without_recomputing(
+    costs: ProgramCosts, durations: Durations, free: int
+) -> Iterator[tuple[str, float]]:
+    again = [(r, share) for r in costs.records.values() if (share := _recomputed_share(r))]
+    seconds = sum(_seconds(record, durations) * share for record, share in again)
+    kept = sum(r.runs * r.shape.result_bytes * share for r, share in again if r.flops)
+    policy = remat_policy(free / max(kept, 1))
+    yield f"recompute less in the backward pass, as the memory allows: {policy}", seconds
 
 
 def _recomputed_share(record: InstructionRecord) -> float:
@@ -108,7 +113,7 @@ def _narrower(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, 
             now = sum(n / chip.peak_flops_per_sec(d) for d, n in wide.items())
             share = sum(wide.values()) / record.flops
             seconds += _seconds(record, durations) * share * (1 - narrow / now)
-    yield "matmuls in bfloat16 that are in float32", seconds
+    yield "matmuls in bfloat16 that are in float32 (dtype=bfloat16)", seconds
 
 
 def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
@@ -127,7 +132,7 @@ def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, f
         elif record.flops and seconds and (found := odd_sizes(record)):
             odd += seconds * (1 - shares.odd_matmul / durations.matmul_share)
             sizes.update(found)
-    widths = ", ".join(map(str, sorted(sizes)[:3]))
+    widths = ", ".join(f"{size} → {-(-size // 8) * 8}" for size in sorted(sizes)[:3])
     yield f"matmul dimensions rounded up to a multiple of 8 ({widths})", odd
     yield "attention without a mask, if every row is one document", masked
 
@@ -146,7 +151,8 @@ def _larger_batch(
         for cause, seconds in line.by_cause.items()
         if cause.startswith(("all-gather", "reduce-scatter"))
     )
-    yield "twice the batch: the optimizer and the weights' transfers stay as they are", fixed / 2
+    words = "twice the per_device_batch_size=: the optimizer and the weights' transfers stay"
+    yield words, fixed / 2
 
 
 def _seconds(record: InstructionRecord, durations: Durations) -> float:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
@@ -29,28 +28,15 @@ _HANDED_ON = frozenset(
     "transpose".split()
 )
 _BACKWARD = ("backward", "rematerialized")
-_STACKING = re.compile(r"dynamic_update_\w+$")  # stores a layer's value in the stack of all layers
-_UNNAMED = "unnamed"
-_FARTHEST = 12  # instructions between a saved value and one with a scope
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes per device.
+def memory_of(program: ProgramDump) -> dict[str, int]:
+    """Memory of a compiled program, in bytes per device by kind.
 
-    Attributes:
-        kinds: ``parameters``, ``optimizer``, ``batch``, ``gradients``, ``activations``,
-            ``temporaries`` (the rest of them), ``new outputs``, ``program``, ``host``; kinds with
-            0 bytes are left out. If names do not tell weights from moments, both are ``state``.
-        activations: bytes saved for the backward pass, by named scope.
-    """
-
-    kinds: Mapping[str, int] = field(default_factory=dict)
-    activations: Mapping[str, int] = field(default_factory=dict)
-
-
-def memory_of(program: ProgramDump) -> Memory:
-    """Memory of a compiled program.
+    Returns:
+        ``parameters``, ``optimizer``, ``batch``, ``gradients``, ``activations``, ``temporaries``
+        (the rest of them), ``new outputs``, ``program``, ``host``; kinds with 0 bytes are left out.
+        If names do not tell weights from moments, both are ``state``.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
@@ -61,9 +47,8 @@ def memory_of(program: ProgramDump) -> Memory:
     kinds["new outputs"] = max(
         0, sizes.get("output_size_in_bytes", 0) - sizes.get("alias_size_in_bytes", 0)
     )
-    saved, gradients = _saved(module)
+    activations, gradients = _saved(module)
     temporaries = sizes.get("temp_size_in_bytes")
-    activations = sum(saved.values())
     if temporaries is not None:
         room = sizes.get("peak_memory_in_bytes", 0) - sum(kinds.values())
         temporaries = min(temporaries, room) if room > 0 else temporaries  # a CPU's peak has none
@@ -73,10 +58,7 @@ def memory_of(program: ProgramDump) -> Memory:
     kinds |= {"gradients": gradients, "activations": activations}
     kinds["program"] = sizes.get("generated_code_size_in_bytes", 0)
     kinds["host"] = sizes.get("host_temp_size_in_bytes", 0)
-    by_size = sorted(saved.items(), key=lambda pair: -pair[1])
-    return Memory(
-        kinds={kind: size for kind, size in kinds.items() if size}, activations=dict(by_size)
-    )
+    return {kind: size for kind, size in kinds.items() if size}
 
 
 def _arguments(module: HloModule, text: str, total: int | None) -> dict[str, int]:
@@ -109,21 +91,20 @@ def _argument_kind(name: str, shape: Shape, stays: bool, named: bool) -> str:
     return "parameters" if floating and _PARAMETERS.search(name) else "batch"
 
 
-def _saved(module: HloModule) -> tuple[dict[str, int], int]:
-    """Bytes of activations by scope, and of gradients that wait for the optimizer."""
+def _saved(module: HloModule) -> tuple[int, int]:
+    """Bytes of activations, and of gradients that wait for the optimizer."""
     weights = {p.shape.dims for p in module.entry.parameters.values() if len(p.shape.dims) > 1}
-    saved: dict[str, int] = defaultdict(int)
-    gradients = 0
+    activations = gradients = 0
     for computation in _passes(module):
         for instruction in computation.instructions.values():
             phase = _phase(instruction)
             if phase == "forward":
-                for shape, scope in _carried(module, computation, instruction, _BACKWARD):
-                    saved[scope] += shape.bytes
+                for shape in _carried(module, computation, instruction, _BACKWARD):
+                    activations += shape.bytes
             elif phase in _BACKWARD:
-                for shape, _ in _carried(module, computation, instruction, ("forward", "other")):
+                for shape in _carried(module, computation, instruction, ("forward", "other")):
                     gradients += shape.bytes * (shape.dims in weights)
-    return dict(saved), gradients
+    return activations, gradients
 
 
 def _passes(module: HloModule) -> Iterator[HloComputation]:
@@ -146,8 +127,8 @@ def _phase(instruction: HloInstruction) -> str:
 
 def _carried(
     module: HloModule, computation: HloComputation, made: HloInstruction, phases: tuple[str, ...]
-) -> Iterator[tuple[Shape, str]]:
-    """Arrays made by an instruction and read in one of `phases`, with their scopes."""
+) -> Iterator[Shape]:
+    """Arrays made by an instruction and read in one of `phases`."""
     if made.opcode in _HANDED_ON:
         return
     values = [made]
@@ -157,11 +138,9 @@ def _carried(
     for value in values:
         if _HOST in value.shape_text or not value.shape.dims:
             continue
-        scope = _scope(computation, made)
-        if made.opcode == "while":
-            scope = _loop_source(module, made, int(value.attribute("index")))
-        if scope and _reaches(computation, value, phases):
-            yield value.shape, scope
+        is_made = made.opcode != "while" or _writes(module, made, int(value.attribute("index")))
+        if is_made and _reaches(computation, value, phases):
+            yield value.shape
 
 
 def _reaches(
@@ -177,44 +156,11 @@ def _reaches(
     return False
 
 
-def _loop_source(module: HloModule, loop: HloInstruction, index: int) -> str:
-    """The scope that writes one element of a loop's state; empty if the loop only reads it."""
+def _writes(module: HloModule, loop: HloInstruction, index: int) -> bool:
+    """Whether a loop writes an element of its state; it only reads the others."""
     body = module[loop.loop_computations[0]]
     root = body.root
     if root.opcode != "tuple" or index >= len(root.operands):
-        return _UNNAMED
-    written = body[root.operands[index]]
-    if written.opcode == "get-tuple-element" and written.operands[0] in {
-        parameter.name for parameter in body.parameters.values()
-    }:
-        return ""
-    outer = read_scope(loop.op_name).path
-    return _scope(body, written, outer) if outer else _scope(body, written)
-
-
-def _scope(computation: HloComputation, instruction: HloInstruction, outer: str = "") -> str:
-    """Named scopes of an instruction, else of the nearest of its inputs that has one.
-
-    Args:
-        computation: the computation that contains it.
-        instruction: the instruction.
-        outer: scopes of the whole computation; a scope inside them is preferred.
-    """
-    waiting = [instruction]
-    for _ in range(_FARTHEST):
-        if not waiting:
-            break
-        one = waiting.pop(0)
-        path = read_scope(one.op_name).path if "/" in one.op_name else ""
-        if path not in ("", outer) and not _STACKING.search(one.op_name):
-            return path
-        found = (computation.instructions.get(name) for name in one.operands)
-        waiting += [operand for operand in found if operand and not _is_given(computation, operand)]
-    return outer or _UNNAMED
-
-
-def _is_given(computation: HloComputation, instruction: HloInstruction) -> bool:
-    """Whether a value comes from outside the computation."""
-    if instruction.opcode == "get-tuple-element":
-        instruction = computation.operand(instruction, 0)
-    return instruction.opcode in ("parameter", "constant")
+        return True
+    written, given = body[root.operands[index]], {p.name for p in body.parameters.values()}
+    return not (written.opcode == "get-tuple-element" and written.operands[0] in given)

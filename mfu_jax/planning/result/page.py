@@ -17,7 +17,7 @@ from mfu_jax.planning.result.rendering import size_text
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.layer_timeline import LaneInterval, LayerTimeline
 from mfu_jax.util.formatting import percent, seconds_text
-from mfu_jax.verdict import Verdict
+from mfu_jax.verdict import share_text
 
 _WIDTH, _LEFT, _RIGHT = 900, 84, 30
 _LANE, _GAP, _BOTTOM = 22, 8, 24
@@ -32,14 +32,9 @@ _KEY = (
 )
 
 
-def plan_page(plan: Plan, verdict: Verdict | None = None) -> str:
-    """The whole page's HTML.
-
-    Args:
-        plan: the plan.
-        verdict: at the top; None: that of the plan alone.
-    """
-    verdict = verdict or plan_verdict(plan)
+def plan_page(plan: Plan) -> str:
+    """The whole page's HTML."""
+    verdict = plan_verdict(plan)
     body = [
         page_head(plan.target, verdict.sentence, {plan.target: verdict}, _about(plan)),
         facts(list(_numbers(plan))),
@@ -81,7 +76,7 @@ def _sections(plan: Plan) -> Iterator[Markup]:
         yield section("Where a step goes", causes)
     if plan.changes:
         items = [
-            tag("li", f"{c.change}: −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}) at most")
+            tag("li", f"{c.change}: at most {share_text(c.gain_fraction, 'step', c.saves_seconds)}")
             for c in plan.changes
         ]
         yield section("What would help most", tag("ul", *items, class_="advice"))
@@ -95,8 +90,6 @@ def _sections(plan: Plan) -> Iterator[Markup]:
         yield section("Transfers", _transfers(plan.collectives))
     if plan.memory:
         yield section("Memory", _sizes("kind", plan.memory))
-    if plan.activations_by_scope:
-        yield section("Activations", _sizes("scope", plan.activations_by_scope))
 
 
 def _bars(seconds_by_cause: Mapping[str, float]) -> Iterator[BarRow]:

@@ -62,7 +62,6 @@ class Plan:
         memory_peak_bytes: the compiler's figure; None if it gives none.
         memory_limit_bytes: what a program may use of a device's memory.
         memory: bytes by kind.
-        activations_by_scope: bytes saved for the backward pass, by named scope.
         resident_bytes: the part of `memory` that stays between steps: the arguments.
         model_flops: by `convention`; None if not known.
         executed_flops: FLOPs that the program runs; None if it does not fit.
@@ -109,7 +108,6 @@ class Plan:
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
-    activations_by_scope: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
     model_flops: int | None = None
     executed_flops: int | None = None

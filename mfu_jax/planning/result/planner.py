@@ -105,7 +105,7 @@ def make_plan(
     if bound > line.seconds:
         line.spend(f"bound by {limiting}", bound - line.seconds)
     seconds = line.seconds
-    memory, kinds = _on_the_device(program.memory or {}), memory_of(program)
+    memory = _on_the_device(program.memory or {})
     return Plan(
         target=str(target),
         chips=target.chips,
@@ -114,8 +114,7 @@ def make_plan(
         fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=target.chip.usable_memory_bytes,
-        memory=kinds.kinds,
-        activations_by_scope=kinds.activations,
+        memory=memory_of(program),
         resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=executed_by_dtype(costs).total(),
         xla_rematerialized_flops=costs.executed.xla_rematerialized,
@@ -133,7 +132,13 @@ def make_plan(
             for tensor in resharded_tensors(counter, durations.mesh)
         ),
         layer=largest_layer(costs, durations),
-        changes=changes(costs, durations, line, is_roomy=_is_roomy(memory, target)),
+        changes=changes(
+            costs,
+            durations,
+            line,
+            is_roomy=_is_roomy(memory, target),
+            free=target.chip.usable_memory_bytes - memory.get("peak_memory_in_bytes", 0),
+        ),
         clock_state=target.chip.clock_state,
         notes=(
             *_notes(costs, memory),

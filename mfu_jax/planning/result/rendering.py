@@ -6,16 +6,13 @@ import itertools
 
 from mfu_jax.planning.result.plan import Plan, warning_of
 from mfu_jax.util.formatting import columns, percent, seconds_text
-
-_MOST_SCOPES = 4
-_COLUMNS = 72
-_LETTERS = {"matmul": "M", "kernel": "K", "vector": "v", "copy": "c", "host": "h", "waits": "."}
+from mfu_jax.verdict import share_text
 
 
 def render(plan: Plan) -> str:
     """The plan for the console."""
     notes = [f"note: {note}" for note in plan.notes]
-    parts = (_head, _times, _layer, _resharding, _changes, _run)
+    parts = (_head, _times, _resharding, _changes, _run)
     return "\n".join(itertools.chain(*(part(plan) for part in parts), notes))
 
 
@@ -36,15 +33,9 @@ def _head(plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """The kinds of memory, largest first, and the activations' scopes."""
+    """The kinds of memory, largest first."""
     kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
-    lines = ["memory       " + ", ".join(f"{kind} {size_text(size)}" for kind, size in kinds)]
-    scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
-    if scopes:
-        lines.append(
-            "activations  " + ", ".join(f"{name} {size_text(size)}" for name, size in scopes)
-        )
-    return lines
+    return ["memory       " + ", ".join(f"{kind} {size_text(size)}" for kind, size in kinds)]
 
 
 def _times(plan: Plan) -> list[str]:
@@ -85,24 +76,6 @@ def _transfers(plan: Plan, step_seconds: float) -> list[str]:
     return columns([("  transfers", "total", "hidden", "exposed"), *rows], "<>>>") if rows else []
 
 
-def _layer(plan: Plan) -> list[str]:
-    """One line per lane; a column shows what takes most of that time."""
-    layer = plan.layer
-    if layer is None:
-        return []
-    width = max(map(len, layer.lanes))
-    lines = [f"one of {layer.runs} iterations, {seconds_text(layer.seconds)}:"]
-    for lane in layer.lanes:
-        cells = [" "] * _COLUMNS
-        for span in layer.spans:
-            first, last = (round(t / layer.seconds * _COLUMNS) for t in (span.start, span.end))
-            if span.lane == lane:
-                cells[first:last] = _LETTERS.get(span.cause, "#") * (last - first)
-        lines.append(f"  {lane:<{width}} │{''.join(cells)}│")
-    shown = {_LETTERS.get(s.cause, "#"): s.cause for s in layer.spans if s.cause in _LETTERS}
-    return [*lines, "  " + ", ".join(f"{letter} {cause}" for letter, cause in shown.items())]
-
-
 def _resharding(plan: Plan) -> list[str]:
     """What the partitioner moves or replicates without need: what, where, and the remedy."""
     lines = ["resharded without need:"] if plan.resharding else []
@@ -116,7 +89,8 @@ def _changes(plan: Plan) -> list[str]:
     if not plan.changes:
         return []
     lines = [
-        f"  −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}): {c.change}" for c in plan.changes
+        f"  −{share_text(c.gain_fraction, 'step', c.saves_seconds)}: {c.change}"
+        for c in plan.changes
     ]
     return ["would help most, each at most:", *lines]
 

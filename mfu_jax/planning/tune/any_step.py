@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.planning.sweep.outcomes import Source
-from mfu_jax.planning.sweep.space import seconds_of
 from mfu_jax.planning.tune.attached_devices import attached
-from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, TrialLog
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Source, Trial, TrialLog
 from mfu_jax.planning.tune.result import TuneResult
 from mfu_jax.planning.tune.running import Tuning
 from mfu_jax.planning.tune.running import tune as search
-from mfu_jax.planning.tune.space import Point, SearchAxis, Space
+from mfu_jax.planning.tune.space import Point, SearchAxis, Space, seconds_of
+from mfu_jax.util.child_process import last_line
 
 _ROUNDS, _WARMUP = 3, 2
 _EXIT_SECONDS = 30.0  # for a child to end that has answered, whatever threads it has
@@ -222,8 +221,7 @@ def _tried_in_child(
         return answer
     if child.exitcode == -signal.SIGKILL:
         return "out of memory: killed"
-    last = [line for line in said.splitlines() if line.strip()][-1:]
-    return ": ".join([f"exit code {child.exitcode}", *last])
+    return ": ".join(filter(None, [f"exit code {child.exitcode}", last_line(said)]))
 
 
 def _child(

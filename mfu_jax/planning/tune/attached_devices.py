@@ -8,7 +8,9 @@ import sys
 from dataclasses import dataclass
 
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.util.child_process import child_environment
+from mfu_jax.hardware.chips import find
+from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
+from mfu_jax.util.child_process import child_environment, last_line
 
 _PROBE = (
     "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
@@ -36,9 +38,26 @@ class AttachedDevices:
     def __str__(self) -> str:
         return f"{self.count} × {self.kind}"
 
+    def target(self) -> Target | None:
+        """The devices as chips to plan for; None for those that the table does not know."""
+        chips = find(self.kind)
+        if self.platform == "cpu" or len(chips) != 1:
+            return None
+        chip = chips[0]
+        try:
+            if generation := generation_of(chip.name):
+                name = slice_name(generation, self.count // chip.devices_per_chip)
+                return parse_target(topology=name)
+            return parse_target(hardware=chip.name, devices=self.count)
+        except UserError:
+            return None
 
-def attached() -> AttachedDevices:
+
+def attached(**variables: str) -> AttachedDevices:
     """Finds the devices in a child process: a TPU belongs to one process at a time.
+
+    Args:
+        **variables: of its environment, beside this process's own.
 
     Raises:
         UserError: JAX does not start.
@@ -46,14 +65,13 @@ def attached() -> AttachedDevices:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE],
-            env=child_environment(),
+            env=child_environment(**variables),
             capture_output=True,
             text=True,
             timeout=_PROBE_SECONDS,
         )
         if done.returncode:
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-            raise UserError(" ".join(last) or f"exit code {done.returncode}")
+            raise UserError(last_line(done.stderr) or f"exit code {done.returncode}")
         platform, kind, count, limit = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise UserError(

@@ -11,29 +11,51 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
-from mfu_jax.planning.sweep.outcomes import SweepRow
 from mfu_jax.storage.files import AppendOnlyFile, local_path
 
 _SCHEMA = 1
 _WHAT = "the evidence"
 By = Literal["plan", "run"]
+Source = Literal["planned", "measured", "failed"]
 OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|MemoryError|bad_alloc")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(SweepRow):
-    """One plan, or one run of a few steps.
+class Trial:
+    """One plan, or one run of a few steps. Unknown numbers are None.
 
     Attributes:
-        by: how it was tried; `source` is ``planned``, ``measured`` or ``failed``.
+        values: what is searched → its value or choice as text.
+        by: how it was tried.
+        source: where the numbers come from.
+        fits: whether it fits.
+        memory_peak_bytes: per device.
+        step_time_seconds: of one step.
+        tokens_per_sec_per_chip: at that time.
+        mfu: at that time.
+        pareto: Pareto-optimal: no other point that fits needs less memory and is faster.
+        note: why it failed.
         settings: key → value as text: what identifies the point, whatever its labels.
         wall_seconds: what it took.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
     by: By
+    source: Source
+    fits: bool | None = None
+    memory_peak_bytes: int | None = None
+    step_time_seconds: float | None = None
+    tokens_per_sec_per_chip: float | None = None
+    mfu: float | None = None
+    pareto: bool = False
+    note: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     wall_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The values as ``key=value``."""
+        return " ".join(f"{key}={text}" for key, text in self.values.items())
 
     @property
     def is_ok(self) -> bool:
@@ -119,3 +141,10 @@ class TrialLog:
         """Closes the file, for another command to go on."""
         if self._file is not None:
             self._file.close()
+
+
+def speed(trial: Trial) -> float:
+    """Tokens per second, or steps per second if the tokens are not known."""
+    if trial.tokens_per_sec_per_chip:
+        return trial.tokens_per_sec_per_chip
+    return 1 / trial.step_time_seconds if trial.step_time_seconds else 0.0

@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mfu_jax.planning.sweep.outcomes import speed
-from mfu_jax.planning.sweep.rendering import TOKENS, plot, table
-from mfu_jax.planning.tune.evidence import Trial
+from mfu_jax.hardware.chips import named
+from mfu_jax.planning.tune.evidence import Trial, speed
+from mfu_jax.planning.tune.space import differences
 from mfu_jax.util.formatting import columns, percent
-from mfu_jax.verdict import NextStep, Verdict
+from mfu_jax.verdict import COLUMNS, LikeRuns, NextStep, Verdict
+
+TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
+
+_GIB = 2**30
+_MOST_ROWS = 60
+_FITS = {True: "fits", False: "too large", None: "?"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,7 @@ class TuneResult:
 
     Attributes:
         target: the devices, as text.
+        chip: its name in the hardware table; empty if unknown.
         unit: what a speed counts.
         points: size of the whole grid.
         rows: every trial; of a point that was planned and measured, the measured one.
@@ -57,6 +64,7 @@ class TuneResult:
     """
 
     target: str
+    chip: str = ""
     unit: str
     points: int
     rows: tuple[Trial, ...]
@@ -94,11 +102,7 @@ def tune_verdict(result: TuneResult) -> Verdict:
             f"{result.target}: {_number(best)} {result.unit} {best.source}, "
             f"{_gain(result)}, by {tried} of {result.points:,} combinations"
         )
-    another = "settings that keep less memory"
-    if result.unit == TOKENS:
-        another = "a smaller per_device_batch_size=, or a remat_policy= that keeps less"
-    if failed:
-        another = f"the first failure: {result.rows[0].note}"
+    another = f"the first failure: {result.rows[0].note}" if failed else _smaller(result)
     return Verdict(
         kind="tune",
         finding=finding,
@@ -106,7 +110,36 @@ def tune_verdict(result: TuneResult) -> Verdict:
         mfu=None if best is None else best.mfu,
         step_time_seconds=None if best is None else best.step_time_seconds,
         next_steps=(NextStep(text=_advice(result) if best else another),),
+        like_runs=None if best is None else _like_runs(result, best),
     )
+
+
+def _like_runs(result: TuneResult, best: Trial) -> LikeRuns | None:
+    """Published runs of such a model on the chip; None if there are none."""
+    rate = best.tokens_per_sec_per_chip if result.unit == TOKENS else None
+    if not (result.chip and best.mfu):
+        return None
+    from mfu_jax.published import like_runs  # the analytic counts: 0.3 s
+
+    chip = named(result.chip)
+    peak = chip.peak_flops_per_sec("bf16")
+    return like_runs(
+        chip=chip.name,
+        dtype="bf16",
+        peak_flops_per_sec=peak,
+        flops_per_token=best.mfu * peak * chip.devices_per_chip / rate if rate else None,
+        convention="maxtext",
+    )
+
+
+def _smaller(result: TuneResult) -> str:
+    """What to try where nothing fits."""
+    if result.unit != TOKENS:
+        return "half the batch, or settings that keep less memory"
+    tried = [t.settings.get("per_device_batch_size") for t in result.rows]
+    sizes = [float(text) for text in tried if text and text.replace(".", "", 1).isdecimal()]
+    half = f"per_device_batch_size={min(sizes) / 2:g}" if sizes else "half the batch"
+    return f"remat_policy=full, {half}, or more chips"
 
 
 def _winner(result: TuneResult) -> list[str]:
@@ -132,11 +165,9 @@ def _gain(result: TuneResult) -> str:
 
 def render_tune(result: TuneResult) -> str:
     """The search for the console."""
-    trials = table(_by_changes(result.rows), result.unit)
     return "\n".join(
         [
-            *(line.replace("  changes=", "  ", 1) for line in trials),
-            *plot(result.rows, sure="measured", others="planned", unit=result.unit),
+            *_table(result),
             *_changes(result),
             *_residuals(result),
             *_winner(result),
@@ -145,18 +176,34 @@ def render_tune(result: TuneResult) -> str:
     )
 
 
-def _by_changes(rows: Sequence[Trial]) -> list[Trial]:
-    """The trials, each with what differs from the first, the start, as its only column."""
-    start = rows[0].values
+def _table(result: TuneResult) -> list[str]:
+    """The trials, fastest first, each with what differs from the first, the start."""
+    start = result.rows[0].values
+    fastest_first = sorted(
+        result.rows, key=lambda t: (t.fits is not True, t.fits is False, -speed(t))
+    )
+    rows: list[tuple[str, ...]] = [("changes", "", "GiB", "s", result.unit, "MFU", "from")]
+    rows += [(differences(start, t.values), *_cells(t)) for t in fastest_first[:_MOST_ROWS]]
+    rest = len(result.rows) - _MOST_ROWS
+    why = {t.note: t for t in result.rows if t.source == "failed" and t.note}
     return [
-        dataclasses.replace(row, values={"changes": _differences(start, row.values)})
-        for row in rows
+        *(f"  {line}" for line in columns(rows, "<<>>>><", width=COLUMNS - 2)),
+        *[f"  … and {rest} more; --json has all"] * (rest > 0),
+        *["  *: no other needs less memory and is faster"] * any(t.pareto for t in result.rows),
+        *(f"  {differences(start, t.values)}: {note}" for note, t in why.items()),
     ]
 
 
-def _differences(start: Mapping[str, str], values: Mapping[str, str]) -> str:
-    words = [f"{key}={text}" for key, text in values.items() if text != start.get(key)]
-    return ", ".join(words) or "the start"
+def _cells(trial: Trial) -> tuple[str, ...]:
+    rate = trial.tokens_per_sec_per_chip
+    return (
+        _FITS[trial.fits],
+        f"{trial.memory_peak_bytes / _GIB:.2f}" if trial.memory_peak_bytes else "",
+        f"{trial.step_time_seconds:.4g}" if trial.step_time_seconds else "",
+        f"{rate:,.0f}" if rate else "",
+        percent(trial.mfu) if trial.mfu is not None else "",
+        trial.source + " *" * trial.pareto,
+    )
 
 
 def _changes(result: TuneResult) -> list[str]:
@@ -167,7 +214,7 @@ def _changes(result: TuneResult) -> list[str]:
         gain = change.gain_fraction
         words = "not on its own" if gain is None else f"{100 * gain:+.1f}%"
         rows.append((f"  {change.axis}", f"{change.before} → {change.after}", words, change.source))
-    return columns(rows, "<<><")
+    return columns(rows, "<<><", width=COLUMNS, fold=1)
 
 
 def _residuals(result: TuneResult) -> list[str]:
@@ -189,3 +236,18 @@ def _number(trial: Trial) -> str:
 def texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Values as text: what identifies a point, whatever their types."""
     return {key: str(value) for key, value in settings.items()}
+
+
+def with_pareto(trials: Sequence[Trial]) -> list[Trial]:
+    """Marks those that fit and that no other beats in memory and time per token."""
+    candidates = [t for t in trials if t.fits and t.memory_peak_bytes and speed(t)]
+
+    def beaten(trial: Trial) -> bool:
+        return any(
+            (other.memory_peak_bytes or 0) <= (trial.memory_peak_bytes or 0)
+            and speed(other) >= speed(trial)
+            and (other.memory_peak_bytes, speed(other)) != (trial.memory_peak_bytes, speed(trial))
+            for other in candidates
+        )
+
+    return [dataclasses.replace(t, pareto=t in candidates and not beaten(t)) for t in trials]

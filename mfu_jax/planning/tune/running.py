@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation.compiling import NoCompilerError
-from mfu_jax.planning.sweep.outcomes import speed
-from mfu_jax.planning.sweep.rendering import TOKENS
-from mfu_jax.planning.sweep.running import with_pareto
-from mfu_jax.planning.tune.evidence import By, Trial, TrialLog
-from mfu_jax.planning.tune.result import Change, TuneResult, texts
+from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.tune.evidence import By, Trial, TrialLog, speed
+from mfu_jax.planning.tune.result import TOKENS, Change, TuneResult, texts, with_pareto
 from mfu_jax.planning.tune.search import TuningSearch
 from mfu_jax.planning.tune.space import Point, Space, moved
 
@@ -35,6 +33,7 @@ class Tuning:
 
     Attributes:
         target: the devices, as text.
+        chip: its name in the hardware table; empty if unknown.
         space: what may be chosen.
         flags: command-line words of a point.
         unit: what a speed counts: ``tokens/s/chip``.
@@ -52,6 +51,7 @@ class Tuning:
     """
 
     target: str
+    chip: str = ""
     space: Space
     flags: Callable[[Point], Sequence[str]]
     unit: str = TOKENS
@@ -66,6 +66,29 @@ class Tuning:
     seed: int = 0
     notes: tuple[str, ...] = ()
     monotonic: Callable[[], float] = field(default=time.monotonic)
+
+
+def planned(make: Callable[[], Plan]) -> Trial:
+    """A plan as a trial; a compiler's failure is one, too.
+
+    Raises:
+        NoCompilerError: no plan can be made.
+    """
+    try:
+        plan = make()
+    except NoCompilerError:
+        raise
+    except UserError as error:
+        return Trial(by="plan", source="failed", note=first_line(error))
+    return Trial(
+        by="plan",
+        source="planned",
+        fits=plan.fits,
+        memory_peak_bytes=plan.memory_peak_bytes,
+        step_time_seconds=plan.step_time_seconds,
+        tokens_per_sec_per_chip=plan.tokens_per_sec_per_chip,
+        mfu=plan.mfu,
+    )
 
 
 def tune(
@@ -124,6 +147,7 @@ class _Run:
         after = {} if best is None else self.space.settings(best)
         return TuneResult(
             target=self.tuning.target,
+            chip=self.tuning.chip,
             unit=self.tuning.unit,
             points=self.space.size,
             rows=tuple(with_pareto([*rows.values()])),

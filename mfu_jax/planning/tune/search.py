@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mfu_jax.planning.sweep.outcomes import speed
-from mfu_jax.planning.tune.evidence import Trial
+from mfu_jax.planning.tune.evidence import Trial, speed
 from mfu_jax.planning.tune.space import Point, Space
 
 _NOISE = 0.01  # of a time and of memory, as a fraction

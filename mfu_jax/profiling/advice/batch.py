@@ -12,8 +12,11 @@ from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.executed.records import ArrayShape
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
+    FULL,
     ProfileStats,
     idle_time,
+    memory_limit,
+    memory_used,
     milliseconds,
     record_of,
     seconds_of,
@@ -55,6 +58,18 @@ def small_batch(stats: ProfileStats) -> tuple[float, str] | None:
         f"{milliseconds(seconds_of(updates))}, whatever the batch; the gain is that of "
         f"{_LARGER} times the batch, per batch of today"
     )
+
+
+def larger_batch(stats: ProfileStats, _: float) -> str:
+    """The batch that the memory allows, of which only the activations grow; eight times at most."""
+    used, limit = memory_used(stats), memory_limit(stats)
+    growing, times = stats.program.memory.get("temp_size_in_bytes", 0), 2.0
+    if used and limit and growing:
+        times = min(_LARGER, max(times, 1 + (FULL * limit - used) // growing))
+    now = stats.settings.get("per_device_batch_size", "")
+    if not now.replace(".", "", 1).isdecimal():
+        return f"a batch {times:g} times as large ({times:g} × per_device_batch_size)"
+    return f"per_device_batch_size={float(now) * times:g}, {times:g} times as large"
 
 
 def _fixed_seconds(stats: ProfileStats, counted: Sequence[OpTime]) -> float:

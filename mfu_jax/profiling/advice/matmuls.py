@@ -20,6 +20,9 @@ from mfu_jax.profiling.advice.stats import (
 from mfu_jax.profiling.attribution.device_times import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
+_WHOLE_TILE, _NEARLY = 128, 1.01  # elements of an output tile; and how much more of one is cheap
+_SIZES = ("vocab_size", "emb_dim", "mlp_dim", "moe_mlp_dim", "head_dim", "max_target_length")
+_MOST_SIZES = 3
 _LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys beyond which a head's scores leave caches
 _WIDEST_HEAD = 256  # elements that attention kernels support
 _KERNEL = 0.6  # of the peak: what attention kernels usually reach
@@ -96,23 +99,42 @@ def _narrowed(stats: ProfileStats, op: OpTime, peak: float) -> float:
 
 def odd_shapes(stats: ProfileStats) -> tuple[float, str] | None:
     """Matmuls that do not fill the hardware's tiles and are slower than those that do."""
-    tile = _TILES.get(stats.measured.platform)
-    if tile is None:
-        return None
-    matmuls = [op for op in stats.compute() if record_of(op).shape.matmul and op.seconds]
-    odd = [op for op in matmuls if _is_odd(_shape(op), tile)]
-    even = [stats.shortest(op) / op.seconds for op in matmuls if not _is_odd(_shape(op), tile)]
-    usual = median(even) if even else 0.0
-    gains = {id(op): _odd_gain(stats, op, usual, tile) for op in odd}
-    slow = [op for op in odd if gains[id(op)] > 0]
+    tile, slow, usual = _odd_matmuls(stats)
     if not slow:
         return None
     shapes = ", ".join(sorted({_text(_shape(op)) for op in slow})[:3])
-    return sum(gains.values()), (
+    return sum(_odd_gain(stats, op, usual, tile) for op in slow), (
         f"matmuls of {shapes} take {milliseconds(seconds_of(slow))} of a step at "
         f"{sum(map(stats.shortest, slow)) / seconds_of(slow):.0%} of the peak, even shapes reach "
         f"{usual:.0%}; the hardware multiplies tiles of {tile}"
     )
+
+
+def even_sizes(stats: ProfileStats, _: float) -> str:
+    """The next even size of each odd one, by the trainer's key where it has that value."""
+    tile, slow, _usual = _odd_matmuls(stats)
+    slow.sort(key=lambda op: -op.seconds)
+    odd = [dim for op in slow for dim in _shape(op)[1:] if dim > tile and dim % tile]
+    keys = {size: key for key in _SIZES if (size := stats.settings.get(key))}
+    changed = []
+    for dim in [*dict.fromkeys(odd)][:_MOST_SIZES]:
+        wide = -(-dim // _WHOLE_TILE) * _WHOLE_TILE  # whole tiles of any library, if nearly free
+        even = wide if wide <= _NEARLY * dim else -(-dim // tile) * tile
+        key = keys.get(str(dim))
+        changed.append(f"{key}={even}" if key else f"a size of {even} in place of {dim}")
+    return ", ".join(changed)
+
+
+def _odd_matmuls(stats: ProfileStats) -> tuple[int, list[OpTime], float]:
+    """The tile, the matmuls that would gain by filling it, and what even shapes reach."""
+    tile = _TILES.get(stats.measured.platform)
+    if tile is None:
+        return 0, [], 0.0
+    matmuls = [op for op in stats.compute() if record_of(op).shape.matmul and op.seconds]
+    odd = [op for op in matmuls if _is_odd(_shape(op), tile)]
+    even = [stats.shortest(op) / op.seconds for op in matmuls if not _is_odd(_shape(op), tile)]
+    usual = median(even) if even else 0.0
+    return tile, [op for op in odd if _odd_gain(stats, op, usual, tile) > 0], usual
 
 
 def _shape(op: OpTime) -> MatmulShape:

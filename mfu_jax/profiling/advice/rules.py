@@ -40,22 +40,26 @@ Evidence = tuple[float, str]
 
 
 class CauseRule(NamedTuple):
-    """How a cause is found, and what to do about it."""
+    """How a cause is found, and what to do about it: text, or made of the numbers and the gain."""
 
     find: Callable[[ProfileStats], Evidence | None]
-    remedy: str
+    remedy: str | Callable[[ProfileStats, float], str]
 
 
 RULES: Mapping[str, CauseRule] = {
     "host-bound loop": CauseRule(
-        host.host_bound, "the loop's own work in another thread, or less often (log_period=N)"
+        host.host_bound,
+        lambda stats, _: (
+            f"the loop's own work in another thread, or less often ({_log_period(stats)})"
+        ),
     ),
     "slow data": CauseRule(host.slow_data, "prefetch batches in other threads or processes"),
     "host-to-device transfer": CauseRule(
         host.transfer, "jax.device_put(batch, sharding) a step ahead, or in the loader's thread"
     ),
     "sync in the loop": CauseRule(
-        host.sync, "read the values of the step before, or of every N-th (log_period=N)"
+        host.sync,
+        lambda stats, _: f"read values of the step before, or less often ({_log_period(stats)})",
     ),
     "recompiles": CauseRule(
         host.recompiles,
@@ -64,18 +68,14 @@ RULES: Mapping[str, CauseRule] = {
     "unscanned dispatch": CauseRule(
         host.dispatch, "one jit around the whole step, scan_layers=true, or jax.lax.scan over steps"
     ),
-    "eval in the loop": CauseRule(work.evaluation, "eval_interval=N"),
+    "eval in the loop": CauseRule(work.evaluation, work.rarer_evaluation),
     "host callback in the step": CauseRule(
         work.callback, "return the values, in place of pure_callback, io_callback or debug.print"
     ),
-    "remat heavier than memory needs": CauseRule(
-        work.remat, "remat_policy=minimal, or a policy of jax.checkpoint that keeps more"
-    ),
-    "small batch": CauseRule(
-        batch.small_batch, "per_device_batch_size=N, up to eight times as large"
-    ),
+    "remat heavier than memory needs": CauseRule(work.remat, work.lighter_remat),
+    "small batch": CauseRule(batch.small_batch, batch.larger_batch),
     "float32 matmuls": CauseRule(matmuls.float32, "dtype=bfloat16 of all operands"),
-    "padding of odd shapes": CauseRule(matmuls.odd_shapes, "vocab_size=N, a multiple of 128"),
+    "padding of odd shapes": CauseRule(matmuls.odd_shapes, matmuls.even_sizes),
     "attention without a kernel": CauseRule(
         matmuls.attention, "attention=auto: cudnn_flash on NVIDIA, splash on TPU"
     ),
@@ -84,13 +84,13 @@ RULES: Mapping[str, CauseRule] = {
         "no optimization_barrier, checkpoint or callback between these ops",
     ),
     "logits in float32": CauseRule(elementwise.logits, "num_vocab_tiling=8, or logits in bfloat16"),
-    "exposed all-gather": CauseRule(
-        work.all_gather, "shard weights over fewer devices (fsdp=N), or overlap by XLA's scheduler"
-    ),
+    "exposed all-gather": CauseRule(work.all_gather, work.fewer_shards),
     "imbalance between devices": CauseRule(
         work.imbalance, "divide the work evenly, or look at that device's clock and neighbours"
     ),
 }
+
+_LESS_OFTEN = 100  # steps: less than a hundredth of the work, and still a point every minute
 
 # These gain by removing or shortening ops, so the gaps between ops shrink as well.
 _OF_MANY_OPS = (
@@ -111,7 +111,13 @@ def _advice(stats: ProfileStats) -> Iterator[Advice]:
         if finding := find(stats):
             gain = finding[0] * (stats.gaps if cause in _OF_MANY_OPS else 1)
             if gain >= least_gain(stats.measured) * stats.step:
-                yield Advice(cause=cause, evidence=finding[1], remedy=remedy, gain_seconds=gain)
+                text = remedy if isinstance(remedy, str) else remedy(stats, gain)
+                yield Advice(cause=cause, evidence=finding[1], remedy=text, gain_seconds=gain)
+
+
+def _log_period(stats: ProfileStats) -> str:
+    now = stats.settings.get("log_period", "")
+    return f"log_period={max(_LESS_OFTEN, 10 * int(now) if now.isdecimal() else 0)}"
 
 
 def least_gain(measured: MeasuredStep) -> float:

@@ -29,6 +29,7 @@ _OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.TRANSFER, HostWo
 LEAST = 0.05
 """Of a step: a smaller gain is noise, or not worth a change."""
 
+FULL = 0.9  # share of the memory that a program may use
 _NOTHING = HostTime(0.0, 0.0, 0.0, 0, "", "")
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 
@@ -42,12 +43,14 @@ class ProfileStats:
         peaks: peaks of one device.
         program: the step's program.
         programs: all programs that ran and are known.
+        settings: the trainer's, key → text; empty if unknown.
     """
 
     measured: MeasuredStep
     peaks: Peaks
     program: KnownProgram
     programs: Mapping[Program, KnownProgram] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def step(self) -> float:
@@ -172,6 +175,20 @@ def largest_names(ops: Iterable[OpTime], count: int = 3) -> str:
     longest = sorted(ops, key=lambda op: -op.seconds)[:count]
     named = [(record_of(op).name, record_of(op).scope) for op in longest]
     return ", ".join(f"{name} ({scope})" if scope else name for name, scope in named)
+
+
+def memory_limit(stats: ProfileStats) -> int:
+    """Memory of one device; 0 if unknown."""
+    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
+
+
+def memory_used(stats: ProfileStats) -> int | None:
+    """An upper bound on the program's peak memory; None if unknown."""
+    memory = stats.program.memory
+    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
+    if any(size is None for size in sizes):
+        return None
+    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
 
 
 def milliseconds(seconds: float) -> str:

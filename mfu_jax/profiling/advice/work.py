@@ -9,10 +9,13 @@ import numpy as np
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
+    FULL,
     LEAST,
     ProfileStats,
     idle_time,
     largest_names,
+    memory_limit,
+    memory_used,
     milliseconds,
     record_of,
     seconds_of,
@@ -21,14 +24,28 @@ from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.breakdown.ops import communication_of
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.timeline.time_attribution import summed
+from mfu_jax.util.formatting import rounded_up
+from mfu_jax.verdict import NOTABLE, remat_policy
 
 _RECOMPUTED = "rematerialized"
-_FULL = 0.9  # share of the memory that a program may use
 # Bytes per second that a CPU's step was seen to save in a scan: copied into the array of all layers
 # and back, in pages that the system clears.
 _SAVING = 2.2e9
 _UNEVEN = 0.1  # of a step: gap between the slowest device and the others
 _CLEAR = 4  # standard errors: two healthy CPU devices, which share cores, were 2 apart
+
+
+def rarer_evaluation(stats: ProfileStats, gain: float) -> str:
+    """The interval at which evaluations take no notable part of a step any more."""
+    each = gain / (_evaluations(stats) or 1.0)
+    steps = each / (NOTABLE * max(stats.step - gain, LEAST * stats.step))
+    return f"eval_interval={rounded_up(steps)}"
+
+
+def _evaluations(stats: ProfileStats) -> float:
+    """How many evaluations, other programs or calls of the loop's, a step has."""
+    ran = sum(stats.measured.executions[program] for program in stats.evaluations)
+    return max(stats.host(HostWork.EVALUATION).times, ran)
 
 
 def evaluation(stats: ProfileStats) -> tuple[float, str] | None:
@@ -42,10 +59,9 @@ def evaluation(stats: ProfileStats) -> tuple[float, str] | None:
         idle = idle_time(stats)[HostWork.EVALUATION]
         seconds += seconds_of(ops) + idle
         names = [program.module for program in stats.evaluations] + [called.name]
-        times = max(called.times, sum(measured.executions[p] for p in stats.evaluations))
         seen.append(
-            f"{', '.join(sorted(filter(None, names)))} runs {times:.3g} times a step, for "
-            f"{milliseconds(seconds_of(ops))} on the device, which is idle for "
+            f"{', '.join(sorted(filter(None, names)))} runs {_evaluations(stats):.3g} times a "
+            f"step, for {milliseconds(seconds_of(ops))} on the device, which is idle for "
             f"{milliseconds(idle)} besides"
         )
     return (seconds, "; ".join(seen)) if seen else None
@@ -102,6 +118,11 @@ def callback(stats: ProfileStats) -> tuple[float, str] | None:
     )
 
 
+def lighter_remat(stats: ProfileStats, _: float) -> str:
+    """The policy that the memory allows."""
+    return remat_policy(_share_kept(stats, _recomputed(stats)))
+
+
 def remat(stats: ProfileStats) -> tuple[float, str] | None:
     """Work is recomputed although its results would fit into memory.
 
@@ -109,28 +130,36 @@ def remat(stats: ProfileStats) -> tuple[float, str] | None:
     pass's matmuls into the backward pass: it was seen to recompute those without being asked. A
     GPU's kernels write their results in any case; only a scan copies what it saves.
     """
-    ops = stats.ops(lambda record: record.phase == _RECOMPUTED)
-    if stats.is_cpu:
-        matmuls = stats.ops(lambda record: record.phase == "forward" and record.flops)
-        forward = {record_of(op).computation for op in matmuls}
-        ops = [op for op in ops if record_of(op).computation not in forward]
-    used = _memory_used(stats)
-    limit = stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
+    ops, used, limit = _recomputed(stats), memory_used(stats), memory_limit(stats)
     kept = _kept_bytes(stats, ops)
     if not ops or not limit or used is None or not kept:
         return None
-    share = min(1.0, max(0.0, _FULL * limit - used) / kept)
     is_gpu = stats.measured.platform == "gpu"
     written = _kept_bytes(stats, [op for op in ops if record_of(op).runs > 1 or not is_gpu])
     writing = written / stats.bytes_per_second if stats.bytes_per_second else 0.0
     if stats.is_cpu and seconds_of(ops) - kept / _SAVING < LEAST * stats.step:
         return None
-    return share * (seconds_of(ops) - writing), (
+    return _share_kept(stats, ops) * (seconds_of(ops) - writing), (
         f"{milliseconds(seconds_of(ops))} of a step are recomputed, most in {largest_names(ops)}; "
         f"the program uses {_gib(used)} of {_gib(limit)} GiB, and the results that it needs again "
         f"take at most {_gib(kept)} GiB, which the forward pass would write in "
         f"{milliseconds(writing)}"
     )
+
+
+def _recomputed(stats: ProfileStats) -> list[OpTime]:
+    ops = stats.ops(lambda record: record.phase == _RECOMPUTED)
+    if not stats.is_cpu:
+        return ops
+    matmuls = stats.ops(lambda record: record.phase == "forward" and record.flops)
+    forward = {record_of(op).computation for op in matmuls}
+    return [op for op in ops if record_of(op).computation not in forward]
+
+
+def _share_kept(stats: ProfileStats, recomputed: list[OpTime]) -> float:
+    """The share of recomputed results for which there is memory."""
+    free = FULL * memory_limit(stats) - (memory_used(stats) or 0)
+    return min(1.0, max(0.0, free) / max(_kept_bytes(stats, recomputed), 1))
 
 
 def _kept_bytes(stats: ProfileStats, recomputed: list[OpTime]) -> int:
@@ -148,15 +177,6 @@ def _kept_bytes(stats: ProfileStats, recomputed: list[OpTime]) -> int:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.3g}"
-
-
-def _memory_used(stats: ProfileStats) -> int | None:
-    """An upper bound on the program's peak memory; None if unknown."""
-    memory = stats.program.memory
-    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
-    if any(size is None for size in sizes):
-        return None
-    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
 
 
 def imbalance(stats: ProfileStats) -> tuple[float, str] | None:
@@ -179,15 +199,27 @@ def imbalance(stats: ProfileStats) -> tuple[float, str] | None:
     )
 
 
-def all_gather(stats: ProfileStats) -> tuple[float, str] | None:
-    """Devices wait for weights or gradients while they could compute."""
+def fewer_shards(stats: ProfileStats, _: float) -> str:
+    """Half the devices of the longest collective's axis, if the mesh is known."""
+    longest = max(_gathers(stats), key=lambda op: op.seconds)
+    axis = communication_of(longest).rpartition(" over ")[2]
+    half = stats.program.mesh.get(axis, 0) // 2
+    fewer = f"{axis}={half}" if half else "half as many"
+    return f"shard weights over fewer devices ({fewer}), or overlap by XLA's scheduler"
+
+
+def _gathers(stats: ProfileStats) -> list[OpTime]:
     kinds = ("all-gather", "reduce-scatter")
-    ops = [
+    return [
         op
         for op in stats.measured.ops
         if op.op.work is DeviceWork.COMMUNICATION and op.op.kind.startswith(kinds)
     ]
-    uneven = imbalance(stats)
+
+
+def all_gather(stats: ProfileStats) -> tuple[float, str] | None:
+    """Devices wait for weights or gradients while they could compute."""
+    ops, uneven = _gathers(stats), imbalance(stats)
     exposed = seconds_of(ops) - (uneven[0] if uneven else 0.0)
     if stats.is_cpu or not ops:  # CPU devices never overlap communication with compute
         return None

@@ -18,9 +18,12 @@ from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.names import EVALUATION
 from mfu_jax.profiling.join.ops import kernel_name
-from mfu_jax.profiling.timeline.devices import OpName, Program
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, Program
+from mfu_jax.profiling.timeline.host import HostThreads
+from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.storage.trace_folders import dump_files
 from mfu_jax.util.jax_internals import hlo_text_of_proto
 
 OWN_CONVENTION = "the program's forward and backward matmuls"
@@ -31,6 +34,20 @@ _MODULE = 1  # of HloProto
 _DEVICES = 15  # of HloModuleProto: device_assignment, whose fields 1 and 2 are these
 _COUNTS = {1: "replica_count", 2: "num_partitions"}
 _ENOUGH = 0.99  # share of a program's ops that must be in the dump of its name
+
+
+def open_traces(
+    files: Sequence[Path],
+) -> tuple[list[tuple[DeviceTimeline, HostThreads]], ProgramLibrary]:
+    """The devices of a job's traces, as `read_devices` returns them, and their programs.
+
+    Raises:
+        UserError: no device ran anything, or a file is damaged.
+    """
+    traces = [Trace(file) for file in files]
+    devices = read_devices(traces)
+    ops = [name for timeline, _ in devices for name in timeline.names]
+    return devices, ProgramLibrary(traces, dump_files(files[0]), ops)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.breakdown.tables import model_share
 from mfu_jax.profiling.join.callbacks import with_callbacks
 from mfu_jax.profiling.join.ops import Join, JoinedOp
-from mfu_jax.profiling.join.programs import ProgramLibrary
+from mfu_jax.profiling.join.programs import open_traces
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
-from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.timeline.devices import DeviceTimeline
-from mfu_jax.profiling.timeline.platforms import read_devices
-from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, apart
 from mfu_jax.storage.targets import write_whole
-from mfu_jax.storage.trace_folders import dump_files, trace_files
+from mfu_jax.storage.trace_folders import trace_files
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
 
 _SECOND = 1e12  # picoseconds
 _NANOSECOND = 1000
@@ -36,11 +36,8 @@ def write_perfetto(profile: Profile, path: str) -> str:
     Raises:
         UserError: the file cannot be written.
     """
-    files = trace_files(Path(profile.source))
-    traces = [Trace(file) for file in files]
-    devices = read_devices(traces)
-    names = [name for timeline, _ in devices for name in timeline.names]
-    join = Join(ProgramLibrary(traces, dump_files(files[0]), names))
+    devices, library = open_traces(trace_files(Path(profile.source)))
+    join = Join(library)
     began = min(int(timeline.starts.min()) for timeline, _ in devices)
     events: list[Mapping[str, Any]] = []
     for number, (timeline, host) in enumerate(devices):
@@ -60,7 +57,8 @@ def _device(
         yield _name("thread_name", process, lane, f"lane {lane}")
     runs = timeline.executions
     spans = [*zip(map(int, runs.starts), map(int, runs.ends), strict=True)]
-    tracks = [_PROGRAMS + row for row in rows(spans)]
+    # Perfetto drops a span that overlaps another one of its track.
+    tracks = (_PROGRAMS + apart(runs.starts, runs.ends)).tolist()
     for track in sorted({*tracks}):
         yield _name("thread_name", process, track, "programs")
     for program, track, run in zip(runs.programs, tracks, spans, strict=True):
@@ -78,22 +76,6 @@ def _device(
             if 0 < least <= seconds:
                 rates = {"mfu": least * share / seconds, "hfu": least / seconds, "flops": flops}
             yield _event(name, process, int(lane), span, began, {**args, **rates})
-
-
-def rows(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """The first row in which each span overlaps none that began before; Perfetto drops such spans.
-
-    >>> rows([(0, 10), (4, 12), (10, 14)])
-    [0, 1, 0]
-    """
-    ends: list[int] = []
-    found = [0] * len(spans)
-    for place in sorted(range(len(spans)), key=spans.__getitem__):
-        start, end = spans[place]
-        row = next((row for row, last in enumerate(ends) if last <= start), len(ends))
-        ends[row : row + 1] = [end]
-        found[place] = row
-    return found
 
 
 def _cost(op: JoinedOp, profile: Profile) -> tuple[dict[str, Any], int, float, float]:

@@ -64,7 +64,7 @@ def _head(profile: Profile) -> str:
     for line in profile.beyond:
         share = f"{line.flops / executed:.2%} of executed"
         lines.append(("beyond executed", f"{line.label}: {line.flops:,} FLOPs a step, {share}"))
-    return "\n".join(columns(lines, "<"))
+    return "\n".join(columns(lines, "<", width=_WIDTH, fold=1))
 
 
 def _waterfall(bars: Sequence[Bar]) -> list[str]:
@@ -74,7 +74,7 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
     names = [*(f"- {printable(bar.name)}" for bar in bars[:-1]), f"= {bars[-1].name}"]
     for name, bar in zip(names, bars, strict=True):
         rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", bar.largest))
-    return columns(rows, "<>><")
+    return columns(rows, "<>><", width=_WIDTH, fold=3)
 
 
 def _program(program: ProgramTime) -> list[str]:
@@ -84,7 +84,7 @@ def _program(program: ProgramTime) -> list[str]:
 
 def _advice(profile: Profile) -> list[str]:
     if not profile.advice:
-        return [f"advice: {profile.no_advice}"]
+        return textwrap.wrap(f"advice: {profile.no_advice}", _WIDTH, break_on_hyphens=False)
     lines = ["advice, the largest gain first; gains do not add up"]
     for advice in profile.advice:
         lines.append(f"{advice.cause}: {profile.gain_of(advice)}")

@@ -24,6 +24,7 @@ from mfu_jax.profiling.timeline.devices import (
     OpName,
     OpTable,
     Program,
+    apart,
     by_start,
     numbered,
     spans,
@@ -80,20 +81,8 @@ def _until_done(
     done = np.where(is_waiting, thunks["end"], done)
     late = np.flatnonzero(done > thunks["end"])
     lanes = thunks["lane"].copy()
-    lanes[late] = len(plane.lines) + _apart(thunks["start"][late], done[late])
+    lanes[late] = len(plane.lines) + apart(thunks["start"][late], done[late])
     return {**thunks, "lane": lanes, "end": done, "until": np.maximum(thunks["until"], done)}
-
-
-def _apart(starts: IntArray, ends: IntArray) -> IntArray:
-    """Assigns events to as few lanes as possible, such that events of a lane do not overlap."""
-    lanes = np.zeros(len(starts), np.int64)
-    free: list[int] = []  # when each lane becomes free
-    for event in np.argsort(starts, kind="stable").tolist():
-        start, end = int(starts[event]), int(ends[event])
-        lane = next((n for n, since in enumerate(free) if since <= start), len(free))
-        free[lane : lane + 1] = [end]
-        lanes[event] = lane
-    return lanes
 
 
 def _timeline(

@@ -170,6 +170,22 @@ class OpTable:
         return tuple(self._numbers)
 
 
+def apart(starts: IntArray, ends: IntArray) -> IntArray:
+    """Assigns events to as few lanes as possible, such that events of a lane do not overlap.
+
+    >>> apart(np.array([0, 4, 10]), np.array([10, 12, 14])).tolist()
+    [0, 1, 0]
+    """
+    lanes = np.zeros(len(starts), np.int64)
+    free: list[int] = []  # when each lane becomes free
+    for event in np.argsort(starts, kind="stable").tolist():
+        start, end = int(starts[event]), int(ends[event])
+        lane = next((n for n, since in enumerate(free) if since <= start), len(free))
+        free[lane : lane + 1] = [end]
+        lanes[event] = lane
+    return lanes
+
+
 def groups(*columns: IntArray) -> IntArray:
     """The same number, counted from 0, for events that are equal in all columns.
 

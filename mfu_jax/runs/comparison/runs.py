@@ -6,15 +6,19 @@ import itertools
 import math
 import operator
 import statistics
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
+from mfu_jax.names import PROFILE_SECONDS
 from mfu_jax.runs.comparison.intervals import CONFIDENCE, Difference, compare_with_repeats
 from mfu_jax.runs.metrics.files import MetricsRun
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
-from mfu_jax.util.formatting import columns, percent, readable, seconds_text
+from mfu_jax.util.formatting import columns, percent, readable, seconds_text, span
+from mfu_jax.verdict import COLUMNS, NOTABLE
 
 # Repeats of one run differ by this much, whatever their intervals say: other machines or clocks.
 SMALLEST = 0.01
@@ -23,6 +27,8 @@ _LOG_SECONDS = 1e-3  # a log line has three decimals
 _FEW_WINDOWS = 30  # of 150 steps
 _NOISY = 0.5  # half an interval; one as wide as this tells nothing
 _WAITS = "goodput/data_wait_seconds"
+_STEP = "step"
+_MOST_PARTS = 3
 _TIMES = 1.5  # from here on, a ratio says more than a percentage
 
 TABLE_HEAD = "steps, trimmed mean"
@@ -140,6 +146,9 @@ class RunComparison:
         rows: the metrics that both runs have.
         decisive: the row that decides which run is faster.
         notes: caveats for the reader.
+        split: more seconds for a step of B than for one of A, by what they go to: ``step``, and
+            waits and pauses beside it.
+        in_step: the same of the bars of their last profiles; empty if one has none.
     """
 
     a: str
@@ -148,6 +157,19 @@ class RunComparison:
     rows: tuple[MetricChange, ...]
     decisive: MetricChange
     notes: tuple[str, ...] = ()
+    split: Mapping[str, float] = field(default_factory=dict)
+    in_step: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def split_text(self) -> str:
+        """What the difference of the two runs' steps consists of; empty if it is not notable."""
+        least = NOTABLE * self.rows[0].difference.a
+        if not self.is_step_time_decisive or not (parts := _largest(self.split, least)):
+            return ""
+        within = ", ".join(_largest(self.in_step, least).values())
+        if within and _STEP in parts:
+            parts[_STEP] += f" (in their profiles: {within})"
+        return f"a step of B beside one of A: {', '.join(parts.values())}"
 
     @property
     def verdict(self) -> str:
@@ -178,6 +200,8 @@ class RunComparison:
             "faster_low": speed.low,
             "faster_high": speed.high,
             "confidence": CONFIDENCE,
+            "split": dict(self.split),
+            "in_step": dict(self.in_step),
             "metrics": {row.metric.name: row.to_json() for row in self.rows},
             "notes": list(self.notes),
         }
@@ -187,7 +211,9 @@ class RunComparison:
         head = (TABLE_HEAD, "A", "B", "B / A", f"{CONFIDENCE:.0%} interval")
         lines = columns([head, *(self._cells(row) for row in self.rows)], "<>>>>")
         names = [f"A: {self.a}, {self.steps[0]} steps", f"B: {self.b}, {self.steps[1]} steps"]
-        return "\n".join([*names, *lines, self.verdict, *(f"note: {n}" for n in self.notes)])
+        notes = [f"note: {note}" for note in self.notes]
+        split = textwrap.wrap(self.split_text, COLUMNS, break_on_hyphens=False)
+        return "\n".join([*names, *lines, self.verdict, *split, *notes])
 
     def _cells(self, row: MetricChange) -> tuple[str, ...]:
         found, text = row.difference, row.metric.text
@@ -198,6 +224,16 @@ class RunComparison:
             signed(found.change),
             interval(found),
         )
+
+
+def _largest(seconds: Mapping[str, float], least: float) -> dict[str, str]:
+    """The differences that matter, largest first, each with its name and sign."""
+    found = sorted(seconds.items(), key=lambda item: -abs(item[1]))[:_MOST_PARTS]
+    return {
+        name: f"{name} {'+' if more > 0 else '−'}{span(abs(more))}"
+        for name, more in found
+        if abs(more) >= least
+    }
 
 
 def unseen(speed: Difference) -> float:
@@ -312,6 +348,9 @@ def compare_with_runs(
         if _is_comparable(*(values := [c[metric.name] for c in columns]), of_b[metric.name])
     )
     decisive, notes = _decisive(baselines, b, rows)
+    pauses = [_pauses(run, warmup_steps) for run in (baselines[0], b)]
+    bars = [_bars(run) for run in (baselines[0], b)]
+    step = rows[0].difference
     return RunComparison(
         a=", ".join(run.path for run in baselines),
         b=b.path,
@@ -322,7 +361,32 @@ def compare_with_runs(
         rows=rows,
         decisive=decisive,
         notes=notes,
+        split={_STEP: step.b - step.a} | _more(*pauses),
+        in_step=_more(*bars) if all(bars) else {},
     )
+
+
+def _pauses(run: MetricsRun, warmup_steps: int) -> dict[str, float]:
+    """Seconds beside a measured step, in the mean, by what they go to."""
+    sums, steps = Counter[str](), 0
+    for kind, segment in run.segments(warmup_steps=warmup_steps):
+        if kind == "step":
+            steps += len(segment.numbers)
+            for name, column in segment.columns.items():
+                if name.startswith("goodput/") and name.endswith("_seconds"):
+                    pause = name.removeprefix("goodput/").removesuffix("_seconds")
+                    sums[pause.replace("_", " ")] += math.fsum(filter(math.isfinite, column))  # type: ignore[assignment]
+    return {name: seconds / max(steps, 1) for name, seconds in sums.items()}
+
+
+def _bars(run: MetricsRun) -> dict[str, float]:
+    """Seconds of a profiled step, by bar."""
+    start = f"{PROFILE_SECONDS}/"
+    return {n.removeprefix(start): s for n, s in run.profile.items() if n.startswith(start)}
+
+
+def _more(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {name: b.get(name, 0.0) - a.get(name, 0.0) for name in [*a, *(b.keys() - a.keys())]}
 
 
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:

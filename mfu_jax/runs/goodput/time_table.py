@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mfu_jax.runs.goodput.ml_goodput import NAMES
 from mfu_jax.runs.goodput.run_time import Attempt, RunTime
-from mfu_jax.util.formatting import columns, percent, seconds_text
+from mfu_jax.util.formatting import columns, percent, span
 
 _MOST_ATTEMPTS = 10
 
@@ -23,26 +23,6 @@ def render(run: RunTime) -> str:
         *(f"  note         {note}" for note in run.notes),
     ]
     return "\n".join(lines)
-
-
-def span(seconds: float) -> str:
-    """A span of time in its two largest units.
-
-    >>> [span(s) for s in (0, 0.000031, 0.25, 75.0, 7260.0, 200_000.0)]
-    ['0 s', '31 µs', '0.25 s', '1 min 15 s', '2 h 1 min', '2 d 7 h']
-    """
-    if seconds < 0.01:
-        number, unit = seconds_text(seconds).split()
-        return f"{float(number):.3g} {unit}"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    left, parts = round(seconds), []
-    for name, size in units:
-        count, left = divmod(left, size)
-        parts.append(f"{count} {name}" if count else "")
-    first = next(index for index, part in enumerate(parts) if part)
-    return " ".join(part for part in parts[first : first + 2] if part)
 
 
 def _table(run: RunTime) -> list[str]:

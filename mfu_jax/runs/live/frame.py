@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import StepStatistics, Summary, fall_of
 from mfu_jax.runs.live.following import MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
+from mfu_jax.runs.report.processes import processes_of
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
-from mfu_jax.util.formatting import counted, loss_text, percent, readable
-from mfu_jax.util.optional_deps import TRAIN, require
+from mfu_jax.util.formatting import Paper, counted, loss_text, percent, readable
+from mfu_jax.util.formatting import columns as in_columns
 from mfu_jax.verdict import Verdict
 
+_ALARM = "bold red"
 _BARS = "▁▂▃▄▅▆▇█"
 _LAST_STEPS = 8
 _LAST_ALARMS, _MOST_USES = 5, 6
@@ -28,37 +31,34 @@ _FALLEN = 0.7  # MFU of the last steps, relative to those before
 _LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
 _STATES = {
     "ended": ("ended", "dim"),
-    "hung": ("HANGS, last step {}", "bold red"),
+    "hung": ("HANGS, last step {}", _ALARM),
     "paused": ("in a pause, last step {}", "cyan"),
-    "late": ("last step {}", "bold red"),
+    "late": ("last step {}", _ALARM),
 }
 """A state that is worth a word → its words and its style."""
 _COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
 
 
-def frame(follower: MetricsTail, now: float, columns: int = 80, lines: int = 32) -> Any:
-    """The terminal's content, as a renderable of `rich`.
+def frame(follower: MetricsTail, now: float, paper: Paper, lines: int = 32) -> list[str]:
+    """The terminal's content, line by line.
 
     Args:
         follower: the run.
         now: wall clock, in seconds since 1970.
-        columns: width of the terminal.
+        paper: what it is written on.
         lines: its height.
-
-    Raises:
-        UserError: `rich` is not installed.
     """
     found, steps = snapshot(follower, now), list(follower.steps)
-    parts = [_headline(follower.path, found)]
+    shown = list(_headline(follower.path, found, paper))
     if steps:
-        parts += [_rich("text").Text(_plain(found["verdict"]["sentence"]), style="bold")]
-        width = max(8, columns - _BESIDE_CURVE)
+        answer, _, step = _plain(found["verdict"]["sentence"]).rpartition("; next: ")
+        for part in (f"{answer};", f"next: {step}"):
+            shown += [paper.paint(line, "bold") for line in textwrap.wrap(part, paper.columns)]
+        width = max(8, paper.columns - _BESIDE_CURVE)
         last = max(_LAST_STEPS, lines - _BESIDE_STEPS)
-        split = found["seconds_by_use"]
-        parts += [_table(steps[-last:]), *_curves(steps, width), *_split(split, width)]
-        parts += [_hosts(found["hosts"])]
-    parts += [_alarms(follower)]
-    return _rich("console").Group(*filter(None, parts))
+        shown += [*_table(steps[-last:], paper), *_curves(steps, width, paper)]
+        shown += [*_split(found["seconds_by_use"], width, paper), *_hosts(found["hosts"], paper)]
+    return [*shown, *_alarms(follower, paper)]
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
@@ -105,19 +105,19 @@ def time_split(steps: Iterable[StepRecord]) -> dict[str, float]:
     return dict(split)
 
 
-def _headline(path: Path, found: Mapping[str, Any]) -> Any:
-    text = _rich("text").Text()
-    text.append(_plain(path.parent.name or str(path)), style="bold")
+def _headline(path: Path, found: Mapping[str, Any], paper: Paper) -> Iterator[str]:
+    name = paper.paint(_plain(path.parent.name or str(path)), "bold")
     if found["step"] is None:
-        text.append(f": no step yet; waiting for {_plain(str(path))}", style="dim")
-        return text
+        waiting = paper.paint(f": no step yet; waiting for {_plain(str(path))}", "dim")
+        yield f"{name}{waiting}"
+        return
     of, age = found["steps"], found["seconds_since_last_step"]
-    text.append(f": step {found['step']}{f' of {of}' if of else ''}, ")
     words, style = _STATES.get(found["state"], ("{}", "green"))
     ago = found["state"] if age is None else words.format(f"{_age(max(0.0, age))} ago")
-    text.append(ago, style=style)
+    line = f"{name}: step {found['step']}{f' of {of}' if of else ''}, {paper.paint(ago, style)}"
     if found["restarts"]:
-        text.append(f", restarts seen: {found['restarts']}", style="yellow")
+        line += paper.paint(f", restarts seen: {found['restarts']}", "yellow")
+    yield line
     means = found["verdict"]  # of the same numbers as in its sentence, and in a report
     parts = [f"{n.upper()} {percent(means[n])}" for n in ("mfu", "hfu") if means[n] is not None]
     if means["step_time_seconds"] is not None:
@@ -125,12 +125,11 @@ def _headline(path: Path, found: Mapping[str, Any]) -> Any:
     if found["seconds_left"]:
         parts.append(f"{_age(found['seconds_left'])} to go")
     if parts:
-        text.append(f"\nmean of {counted(found['median']['steps'], 'step')}: {', '.join(parts)}")
+        yield f"mean of {counted(found['median']['steps'], 'step')}: {', '.join(parts)}"
     if chip := ", peak ".join(filter(None, (found["devices"], found["peak"]))):
-        text.append(f"\n{_plain(chip)}", style="dim")
+        yield paper.paint(_plain(chip), "dim")
     if found["fall"]:
-        text.append(f"\n{found['fall']}", style="bold red")
-    return text
+        yield paper.paint(found["fall"], _ALARM)
 
 
 def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
@@ -227,30 +226,30 @@ def _state(heartbeat: Mapping[str, Any], steps: Sequence[StepRecord], now: float
     return "late" if now - last > limit else beat
 
 
-def _table(steps: Sequence[StepRecord]) -> Any:
-    table = _rich("table").Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    columns = ("step", "seconds", "TFLOP/s", "tokens/s", "MFU", "HFU", "loss", "")
-    for name in columns:
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+def _table(steps: Sequence[StepRecord], paper: Paper) -> Iterator[str]:
+    rows = [("step", "seconds", "TFLOP/s", "tokens/s", "MFU", "HFU", "loss", "")]
     for step in steps:
         scalars = step.scalars
-        table.add_row(
-            str(step.step),
-            _shown(scalars.get(STEP_SECONDS), readable),
-            _shown(scalars.get("perf/per_device_tflops_per_sec"), readable),
-            _shown(scalars.get("perf/per_device_tokens_per_sec"), lambda x: f"{x:.0f}"),
-            _shown(scalars.get("perf/mfu"), percent),
-            _shown(scalars.get("perf/hfu"), percent),
-            _shown(scalars.get("learning/loss"), loss_text),
-            "" if step.kind == "step" else _plain(step.kind)[:8],
+        rows.append(
+            (
+                str(step.step),
+                _shown(scalars.get(STEP_SECONDS), readable),
+                _shown(scalars.get("perf/per_device_tflops_per_sec"), readable),
+                _shown(scalars.get("perf/per_device_tokens_per_sec"), lambda x: f"{x:.0f}"),
+                _shown(scalars.get("perf/mfu"), percent),
+                _shown(scalars.get("perf/hfu"), percent),
+                _shown(scalars.get("learning/loss"), loss_text),
+                "" if step.kind == "step" else _plain(step.kind)[:8],
+            )
         )
-    return table
+    head, *lines = in_columns(rows, ">>>>>>><")
+    yield paper.paint(head, "dim")
+    yield from lines
 
 
-def _curves(steps: Sequence[StepRecord], columns: int) -> list[Any]:
+def _curves(steps: Sequence[StepRecord], columns: int, paper: Paper) -> Iterator[str]:
     """A line for each curve that has values: MFU, step time, loss."""
     measured = [step for step in steps if step.kind == "step"]
-    lines = []
     for label, name, text_of in (
         ("MFU", "perf/mfu", percent),
         ("seconds", STEP_SECONDS, readable),
@@ -259,55 +258,39 @@ def _curves(steps: Sequence[StepRecord], columns: int) -> list[Any]:
         values = [step.scalars.get(name, math.nan) for step in measured]
         known = [value for value in values if math.isfinite(value)]
         if known:
-            line = _rich("text").Text(f"{label:<8}")
-            line.append(f"{sparkline(values, columns):<{columns}}", style="green")
-            line.append(f" {text_of(min(known))} to {text_of(max(known))}", style="dim")
-            lines.append(line)
-    return lines
+            curve = paper.paint(f"{sparkline(values, columns):<{columns}}", "green")
+            ends = paper.paint(f"{text_of(min(known))} to {text_of(max(known))}", "dim")
+            yield f"{label:<8}{curve} {ends}"
 
 
-def _split(split: Mapping[str, float], width: int) -> list[Any]:
+def _split(split: Mapping[str, float], width: int, paper: Paper) -> Iterator[str]:
     total = math.fsum(split.values())
     if total <= 0:
-        return []
-    bar, legend = _rich("text").Text("time    "), _rich("text").Text("        ")
+        return
+    bar, legend = "time    ", []
     for i, (use, seconds) in enumerate(sorted(split.items(), key=lambda item: -item[1])):
         color = _COLORS.get(use.partition("_")[0], "blue")
-        bar.append("█" * round(width * seconds / total), style=color)
+        bar += paper.paint("█" * round(width * seconds / total), color)
         if i < _MOST_USES:
-            legend.append(", " if i else "")
-            legend.append(f"{_plain(use)} {percent(seconds / total)}", style=color)
-    return [bar, legend]
+            legend.append(paper.paint(f"{_plain(use)} {percent(seconds / total)}", color))
+    yield bar
+    yield f"{'':8}{', '.join(legend)}"
 
 
-def _hosts(view: Mapping[str, Any]) -> Any:
-    """A line about the job's processes, if there are several."""
-    count = view.get("processes")
-    if not isinstance(count, int):
-        return None
-    text = _rich("text").Text(f"hosts   {count} processes at step {view.get('step')}: ")
-    slow, missing = view.get("slow") or [], view.get("missing") or []
-    if not slow and not missing:
-        text.append("none slow, none missing", style="green")
-    if slow:
-        named = [f"{one.get('process')} ({one.get('cause')})" for one in slow[:4]]
-        more = f" and {len(slow) - 4} more" if len(slow) > 4 else ""
-        text.append(_plain(f"slow: {', '.join(named)}{more}"), style="yellow")
-    if missing:
-        text.append("; " if slow else "")
-        shown = ", ".join(map(str, missing[:8]))
-        text.append(f"not heard: {shown}{' …' if len(missing) > 8 else ''}", style="red")
-    return text
+def _hosts(view: Mapping[str, Any], paper: Paper) -> Iterator[str]:
+    """The job's processes, if there are several, and which are slow or missing."""
+    if (found := processes_of(view)) is not None:
+        lines = [f"hosts   {found.summary}", *(f"  {_plain(line)}" for line in found.findings)]
+        style = "yellow" if found.findings else "green"
+        yield from (paper.paint(line, style) for line in lines)
 
 
-def _alarms(follower: MetricsTail) -> Any:
-    if not follower.notes:
-        return None
-    parts = [_rich("text").Text("alarms")]
+def _alarms(follower: MetricsTail, paper: Paper) -> Iterator[str]:
+    if follower.notes:
+        yield "alarms"
     for number, note in list(follower.notes)[-_LAST_ALARMS:]:
-        text = _rich("text").Text(f"step {number}: ", style="dim")
-        parts.append(_rich("padding").Padding(text.append(_plain(note), "yellow"), (0, 0, 0, 2)))
-    return _rich("console").Group(*parts)
+        for line in textwrap.wrap(f"step {number}: {_plain(note)}", paper.columns - 2):
+            yield f"  {paper.paint(line, 'yellow')}"
 
 
 def _finite(steps: Iterable[StepRecord], name: str) -> list[float]:
@@ -339,7 +322,3 @@ def _age(seconds: float) -> str:
 def _plain(text: str) -> str:
     """The text on one line, without terminal control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _rich(module: str) -> Any:
-    return require(f"rich.{module}", "mfu-jax watch", install=TRAIN)

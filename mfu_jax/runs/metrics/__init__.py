@@ -1,1 +1,1 @@
-"""The steps of a metrics file or log: ours, MaxText's, levanter's and torchtitan's."""
+"""The steps of a metrics file or log: ours and MaxText's."""

@@ -1,4 +1,4 @@
-"""Reads back a run's metrics: our JSONL, MaxText's ``metrics_file``, a log, or other JSONL files.
+"""Reads back a run's metrics: our JSONL, MaxText's ``metrics_file``, or a log.
 
 Imports neither jax nor numpy.
 """
@@ -16,10 +16,8 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
-from mfu_jax.runs.metrics.foreign import ForeignLines
 from mfu_jax.runs.metrics.lines import (
     flags_of,
-    foreign_step,
     object_of,
     profile_of,
     read_line,
@@ -34,7 +32,6 @@ from mfu_jax.util.user_files import line_blocks, text_lines, unreadable
 # queue is full: in a real run with ten-millisecond steps, the third one logged "0.001".
 WARMUP_STEPS = 3
 _MOST_NOTES = 10_000
-_OWN = f'"{STEP_SECONDS}"'  # in records of ours and MaxText's
 _EXPECTED = (
     "a metrics file or a log; usually a wrong path; pass the run's folder or its metrics file, "
     "or - and pipe it in"
@@ -47,8 +44,7 @@ class MetricsRun:
 
     Attributes:
         path: the file.
-        form: ``jsonl`` (ours), ``maxtext`` (its metrics_file), ``log``, ``levanter`` or
-            ``torchtitan``.
+        form: ``jsonl`` (ours), ``maxtext`` (its metrics_file) or ``log``.
         steps: in file order.
         other_records: records without a step time: MaxText writes evaluations among the steps.
         repeated: lines skipped because they repeat the previous step, as in the logs of all hosts.
@@ -137,7 +133,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
     """Reads a metrics file or a log; the lines tell which it is.
 
     Args:
-        path: JSON lines of this package, MaxText, levanter or torchtitan, or text with lines
+        path: JSON lines of this package or MaxText, or text with lines
             ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``; ``-``: standard input.
 
     Raises:
@@ -179,27 +175,13 @@ class _MetricsReader:
         self.profile_line = ""
         self.gpu_line = ""
         self.activity = ActivityTotals()
-        self._foreign = ForeignLines()
 
     def read(self, blocks: Iterable[bytes]) -> None:
         """Adds the lines of a file, in blocks."""
         for block in blocks:
             for line in text_lines(block):
-                for form, step in self._steps_of(line):
-                    self._add(form, step, line)
-        for found in self._foreign.rest():
-            self._add(*foreign_step(found), self.last_line)
-
-    def _steps_of(self, line: str) -> Iterable[tuple[str, LoggedStep | None]]:
-        """The form and the steps that a line completes; no step if the line is broken."""
-        try:
-            theirs = None if _OWN in line else self._foreign.take(line)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            return [("", None)]
-        if theirs is not None:
-            return map(foreign_step, theirs)
-        found = read_line(line)
-        return [] if found is None else [found]
+                if (found := read_line(line)) is not None:
+                    self._add(*found, line)
 
     def _add(self, form: str, step: LoggedStep | None, line: str) -> None:
         if step is None:

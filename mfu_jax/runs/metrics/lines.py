@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mfu_jax.names import HARDWARE
-from mfu_jax.runs.metrics.foreign import ForeignStep
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS, LoggedStep
 from mfu_jax.util.values import convert
 
@@ -27,7 +26,6 @@ _NAMES = frozenset(
     {
         *_LOG_NAMES.values(),
         *(f"goodput/{use}_seconds" for use in ("data_wait", "eval", "checkpoint", "compile")),
-        "unix_seconds",
         *("perf/per_device_tflops", "perf/per_device_tokens", "perf/mbu"),
         *("compile/seconds", "memory/peak_bytes_in_use"),
         *("learning/grad_norm", "learning/current_learning_rate", "eval/avg_loss", "eval/loss"),
@@ -105,15 +103,6 @@ def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     return "maxtext" if kind is None else "jsonl", LoggedStep(
         number=_step(values["step"]), kind=kind, scalars=_complete(scalars)
     )
-
-
-def foreign_step(found: ForeignStep) -> tuple[str, LoggedStep | None]:
-    """The form and step of another trainer's record; no step if it is broken."""
-    form, step, scalars = found
-    try:
-        return form, LoggedStep(number=_step(step), kind=None, scalars=_complete(scalars))
-    except (ValueError, TypeError, OverflowError):
-        return form, None
 
 
 def _read_log(step: str, text: str) -> tuple[str, LoggedStep | None]:

@@ -10,11 +10,10 @@ from mfu_jax.pages.markup import Markup, joined, tag
 from mfu_jax.pages.tables import Column, Word, table
 from mfu_jax.runs.comparison.intervals import CONFIDENCE
 from mfu_jax.runs.comparison.runs import RunComparison, interval, signed
-from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page.ledgers import executed_flops
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.runs.report.verdict import wall_name
-from mfu_jax.util.formatting import percent
+from mfu_jax.util.formatting import percent, span
 
 Cell = tuple[float | None, str]
 """A value and its text."""

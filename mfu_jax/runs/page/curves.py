@@ -1,4 +1,4 @@
-"""Curves over the steps, and over the wall clock where a run was restarted.
+"""Curves over the steps.
 
 What follows from another curve is not drawn again: HFU and MFU of one program are in one ratio, and
 step time and tokens/s follow from MFU where every step does the same work.
@@ -11,14 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mfu_jax.pages.charts import MOST_POINTS, Curve, broken, curves, thinned
+from mfu_jax.pages.charts import MOST_POINTS, Curve, curves, thinned
 from mfu_jax.pages.document import color, section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import percent, seconds_text
-
-_CLOCK = "unix_seconds"
 
 
 class _CurveMetric(NamedTuple):
@@ -55,7 +53,7 @@ _SAME = 1e-3  # relative
 
 
 def sections(runs: Mapping[str, RunData]) -> Iterator[Markup]:
-    """Both sections.
+    """The section.
 
     Args:
         runs: by name; all drawn in the same charts.
@@ -69,13 +67,6 @@ def sections(runs: Mapping[str, RunData]) -> Iterator[Markup]:
             class_="quiet",
         )
         yield section("Over steps", note, tag("div", *charts, class_="charts"))
-    charts = [
-        chart
-        for i, (name, run) in enumerate(runs.items())
-        if len(run.time.attempts) > 1 and (chart := _over_time(name, run, color(i)))
-    ]
-    if charts:
-        yield section("Over time", tag("div", *charts, class_="charts"))
 
 
 def _first(metrics: Sequence[_CurveMetric], runs: Mapping[str, RunData]) -> Markup | None:
@@ -135,38 +126,6 @@ def _restarts_by_step(run: RunData) -> Iterator[tuple[float, str]]:
     for attempt in run.time.attempts[1:]:
         if attempt.first_step is not None:
             yield attempt.first_step, f"restart before step {attempt.first_step}"
-
-
-def _over_time(name: str, run: RunData, kind: str) -> Markup | None:
-    clock = run.columns.values.get(_CLOCK)
-    places, values = run.columns.measured(_MFU.name)
-    if clock is None or len(values) < 2:
-        return None
-    times = [clock[i] for i in places]
-    if not all(map(math.isfinite, times)):
-        return None
-    start = min([*times, *(attempt.start for attempt in run.time.attempts)])
-    unit, size = _unit(max(times) - start)
-    points = broken(thinned([(time - start) / size for time in times], values))
-    marks = [
-        ((attempt.start - start) / size, f"process {attempt.pid} started: {when(attempt.start)}")
-        for attempt in run.time.attempts[1:]
-    ]
-    return curves(
-        f"MFU of {name}",
-        [Curve(name="", points=points, kind=kind)],
-        x_title=f"{unit} since {when(start)}",
-        x_text=lambda x: f"{x:.4g}",
-        y_text=_MFU.text,
-        marks=marks,
-        has_zero=True,
-    )
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    """The unit of a span, and its seconds."""
-    units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
-    return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 
 
 def when(seconds: float) -> str:

@@ -14,7 +14,6 @@ from mfu_jax.pages.document import document, facts, notes, page_head, quiet, sec
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, of_value, table
 from mfu_jax.runs.comparison.runs import RunComparison
-from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page import columns, curves
 from mfu_jax.runs.page.configuration import configuration, last_records, record_notes
 from mfu_jax.runs.page.hosts import collectives, hosts
@@ -22,7 +21,7 @@ from mfu_jax.runs.page.ledgers import flops, time_ledger
 from mfu_jax.runs.page.step_times import outlier_numbers, step_times
 from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow, StepGap
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.util.formatting import percent, readable, seconds_text, short
+from mfu_jax.util.formatting import percent, readable, seconds_text, short, span
 
 _STYLE = """
 @media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 150px) 1fr 100px 70px } }
@@ -76,12 +75,17 @@ def _several(runs: Mapping[str, RunData], found: Sequence[RunComparison]) -> Ite
     sentences = [
         _named(c.verdict, names[0], name) for c, name in zip(found, names[1:], strict=True)
     ]
+    splits = [
+        _named(c.split_text, names[0], name) for c, name in zip(found, names[1:], strict=True)
+    ]
+    nexts = [f"next for {name}: {run.verdict.next_steps[0]}" for name, run in runs.items()]
     title = " · ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     yield page_head(
         title,
         f"{'; '.join(sentences)}.",
         {name: run.verdict for name, run in runs.items()},
         shared,
+        beneath=[*filter(None, splits), *nexts],
     )
     warnings = dict.fromkeys(
         _named(note, names[0], name)
@@ -91,13 +95,11 @@ def _several(runs: Mapping[str, RunData], found: Sequence[RunComparison]) -> Ite
     yield from (tag("p", words, class_="warning") for words in warnings)
     yield notes([f"{name}: {note}" for name, run in runs.items() for note in run.time.notes])
     numbers = [_numbers(run) | outlier_numbers(run) for run in runs.values()]
-    steps = [{"next": (None, str(run.verdict.next_steps[0]))} for run in runs.values()]
     own = [{k: (None, v) for k, v in one.items() if (k, v) not in shared} for one in about]
-    words = [step | facts_of for step, facts_of in zip(steps, own, strict=True)]
     yield section(
         "The runs",
         columns.by_run("number", columns.merged(numbers), names),
-        columns.by_run("about", columns.merged(words), names, has_words=True),
+        columns.by_run("about", columns.merged(own), names, has_words=True),
     )
     yield from columns.comparison(found, names)
     yield from curves.sections(runs)
@@ -186,10 +188,15 @@ def _about(run: RunData) -> dict[str, str]:
 
 
 def _plan_section(found: PlanComparison) -> Markup:
-    """A plan compared with the run, as two tables."""
+    """A plan compared with the run."""
     about = quiet(f"{found.target}, by {short(found.path)}")
-    tables = [_plan_table("plan and run", found.rows), _plan_table("cause", found.causes)]
-    return section("Predicted and measured", about, *tables, notes(found.notes), *_gap(found.gap))
+    columns: list[Column[PlannedRow]] = [
+        Column("predicted", lambda r: r.predicted, lambda r: r.cells[1]),
+        Column("measured", lambda r: r.measured, lambda r: r.cells[2]),
+        Column("measured / predicted", lambda r: r.ratio, lambda r: r.cells[3]),
+    ]
+    rows = table("plan and run", found.rows, lambda row: row.name, columns)
+    return section("Predicted and measured", about, rows, notes(found.notes), *_gap(found.gap))
 
 
 def _gap(gap: StepGap | None) -> Iterator[Markup]:
@@ -201,12 +208,3 @@ def _gap(gap: StepGap | None) -> Iterator[Markup]:
         yield tag("p", gap.sentence)
         yield table("gap", list(gap.by_reason().items()), lambda cause: cause[0], columns)
         yield notes(gap.notes)
-
-
-def _plan_table(by: str, rows: Sequence[PlannedRow]) -> Markup:
-    columns: list[Column[PlannedRow]] = [
-        Column("predicted", lambda r: r.predicted, lambda r: r.cells[1]),
-        Column("measured", lambda r: r.measured, lambda r: r.cells[2]),
-        Column("measured / predicted", lambda r: r.ratio, lambda r: r.cells[3]),
-    ]
-    return table(by, rows, lambda row: row.name, columns)

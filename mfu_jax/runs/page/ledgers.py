@@ -11,10 +11,9 @@ from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, ledger_table, of_value, table
 from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice, product
-from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.runs.report.verdict import wall_name
-from mfu_jax.util.formatting import percent, readable
+from mfu_jax.util.formatting import percent, readable, span
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.conventions import FlopsRow

@@ -1,8 +1,4 @@
-"""Compares a plan's prediction of a step with the run's measurement, also by cause.
-
-A plan's causes are those of instructions (``matmul``, ``all-gather over fsdp on ici``); a profile's
-are the bars of its waterfall, which the metrics contain after the profiled steps. Both are grouped.
-"""
+"""Compares a plan's prediction of a step with the run's measurement."""
 
 from __future__ import annotations
 
@@ -22,19 +18,7 @@ from mfu_jax.verdict import StepGap, largest_first
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
 _MOST_BYTES = 2**24
-_MATMULS = "matmuls and kernels"
-_COPIES = "copies"
-_CAUSES = {
-    **{"matmul": _MATMULS, "kernel": _MATMULS, "pipeline bubble": _MATMULS},
-    **{"copy": _COPIES, "host": _COPIES},
-}
-_BARS = (
-    (names.IDLE, names.IDLE),
-    (names.EXPOSED_COPIES, _COPIES),
-    (names.VECTOR_WORK, names.VECTOR_WORK),
-    (names.LOOPS, names.LOOPS),
-    (names.NO_INSTRUCTION, names.NO_INSTRUCTION),
-)
+_MATMULS = ("matmul", "kernel", "pipeline bubble")  # causes whose time follows the clock
 _NOISE = 0.02  # of a measured time
 _ROUNDED = 1e-3  # of FLOPs, as logs print them
 
@@ -107,7 +91,6 @@ class PlanComparison:
         path: the plan's file.
         target: the chips planned for.
         rows: step time, MFU, HFU and memory.
-        causes: seconds of a step by cause; measured ones come from the run's profile.
         gap: what a step takes beyond the plan, and why; None if either time is not known.
         notes: what is unknown.
         bound_mfu: the MFU at the shortest step that the plan holds for possible, if it says so.
@@ -116,7 +99,6 @@ class PlanComparison:
     path: str
     target: str
     rows: tuple[PlannedRow, ...]
-    causes: tuple[PlannedRow, ...]
     gap: StepGap | None = None
     notes: tuple[str, ...] = ()
     bound_mfu: float | None = None
@@ -126,8 +108,7 @@ class PlanComparison:
         return {
             "file": self.path,
             "target": self.target,
-            "rows": [_json(row) for row in self.rows],
-            "time_by_cause": [_json(row) for row in self.causes],
+            "rows": [{**row._asdict(), "ratio": row.ratio} for row in self.rows],
             "gap": self.gap.to_json() if self.gap else None,
             "notes": list(self.notes),
         }
@@ -135,14 +116,9 @@ class PlanComparison:
     def render(self) -> str:
         """The tables for a terminal."""
         head = ("plan and run", "predicted", "measured", "measured / predicted")
-        causes = [(f"  {row.cells[0]}", *row.cells[1:]) for row in self.causes]
-        lines = columns([head, *(row.cells for row in self.rows), *causes], "<>>>")
+        lines = columns([head, *(row.cells for row in self.rows)], "<>>>")
         lines = [f"plan for {self.target}: {self.path}", *lines, *_notes(self.notes)]
         return "\n".join([*lines, *([f"\n{self.gap.render()}"] if self.gap else [])])
-
-
-def _json(row: PlannedRow) -> dict[str, Any]:
-    return {**row._asdict(), "ratio": row.ratio}
 
 
 def _notes(notes: tuple[str, ...]) -> list[str]:
@@ -180,18 +156,15 @@ def clock_share(reading: Mapping[str, float], plan: Mapping[str, Any]) -> float 
     return min(1.0, clock / 1000 / peak) if clock and peak else None
 
 
-def compare_with_plan(
-    plan: Mapping[str, Any], path: str, run: RunData, scalars: Mapping[str, float] | None = None
-) -> PlanComparison:
+def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanComparison:
     """Compares a plan with a run.
 
     Args:
         plan: as `read_plan` returns it.
         path: of its file.
         run: the run of the planned step.
-        scalars: of its profile; by default those that it logged.
     """
-    summary, profile = run.summary, scalars or run.metrics.profile
+    summary = run.summary
     peak = max(run.columns.measured("memory/peak_bytes_in_use")[1], default=None)
     step = _number(plan, "step_time_seconds")
     rows = (
@@ -201,11 +174,6 @@ def compare_with_plan(
         PlannedRow("peak memory", _number(plan, "memory_peak_bytes"), peak, "bytes"),
     )
     notes = [*_differences(plan, run), *_verdict(plan, summary.median_seconds)]
-    if not profile:
-        notes.append("the run has no profile (profile_steps=): no measured causes")
-    if profile and (traced := profile.get("profile/step_time_seconds")):
-        notes.append(f"measured causes are of profiled steps of {seconds_text(traced)}")
-    causes = tuple(_causes(dict(_predicted(plan["time_by_cause"])), dict(_measured(profile))))
     mfu, bound = _number(plan, "mfu"), _number(plan, "step_time_bound_seconds")
     if _is_for_another_chip(plan, run):
         bound = None  # an MFU of another peak
@@ -213,7 +181,6 @@ def compare_with_plan(
         path=path,
         target=str(plan.get("target", "")),
         rows=rows,
-        causes=causes,
         gap=_logged_gap(plan, run),
         notes=tuple(notes),
         bound_mfu=mfu * step / bound if mfu and step and bound else None,
@@ -236,7 +203,7 @@ def _logged_gap(plan: Mapping[str, Any], run: RunData) -> LoggedGap | None:
         "outlier steps": slow,
     }
     share, more = clock_share(run.metrics.gpu, plan), median - planned
-    matmuls = _predicted(plan["time_by_cause"]).get(_MATMULS, 0.0)
+    matmuls = sum(float(plan["time_by_cause"].get(cause, 0.0)) for cause in _MATMULS)
     clock = 0.0 if share is None else max(0.0, min(more, matmuls * (1 / share - 1)))
     return LoggedGap(
         target=str(plan.get("target", "")),
@@ -294,35 +261,3 @@ def _verdict(plan: Mapping[str, Any], seconds: float | None) -> Iterator[str]:
 def _number(plan: Mapping[str, Any], key: str) -> float | None:
     value = plan.get(key)
     return float(value) if isinstance(value, int | float) else None
-
-
-def _causes(predicted: dict[str, float], measured: dict[str, float]) -> Iterator[PlannedRow]:
-    """All groups, longest first; one that a profile does not show took no time."""
-    both = {**predicted, **measured}
-    for name in sorted(both, key=lambda name: -max(predicted.get(name, 0), measured.get(name, 0))):
-        found = measured.get(name, 0.0) if measured else None
-        yield PlannedRow(name, predicted.get(name, 0.0), found, "seconds")
-
-
-def _predicted(causes: Mapping[str, Any]) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for cause, seconds in causes.items():
-        kind, on, _ = cause.partition(" on ")
-        group = kind.partition(" over ")[0] if on else _CAUSES.get(cause, names.VECTOR_WORK)
-        found[group] = found.get(group, 0.0) + float(seconds)
-    return found
-
-
-def _measured(profile: Mapping[str, float]) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for name, seconds in profile.items():
-        if name.startswith(f"{names.PROFILE_SECONDS}/"):
-            group = _group(name.removeprefix(f"{names.PROFILE_SECONDS}/"))
-            found[group] = found.get(group, 0.0) + seconds
-    return found
-
-
-def _group(bar: str) -> str:
-    if bar.startswith(names.EXPOSED_COMMUNICATION):
-        return bar.removeprefix(names.EXPOSED_COMMUNICATION).partition(" over ")[0]
-    return next((group for start, group in _BARS if bar.startswith(start)), _MATMULS)

@@ -83,7 +83,11 @@ def read_processes(metrics_file: str) -> JobProcesses | None:
     Args:
         metrics_file: its path or address.
     """
-    found = read_beside(metrics_file, HOSTS)
+    return processes_of(read_beside(metrics_file, HOSTS))
+
+
+def processes_of(found: Mapping[str, Any]) -> JobProcesses | None:
+    """The processes of an exchange as it is logged; None if it is empty or damaged."""
     try:
         return _processes(found) if found else None
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):

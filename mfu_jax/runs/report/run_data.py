@@ -38,8 +38,6 @@ _FORMS = {
     "jsonl": "mfu_jax metrics",
     "maxtext": "MaxText metrics_file",
     "log": "log lines",
-    "levanter": "levanter metrics",
-    "torchtitan": "torchtitan metrics",
 }
 
 

@@ -16,25 +16,30 @@ from mfu_jax.hardware.chips import find
 from mfu_jax.logger.records.step_cost import TOLERANCE
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.report.setup import Setup
-from mfu_jax.util.formatting import counted
+from mfu_jax.util.formatting import counted, rounded_up
 from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
 
 _PROFILED_STEP = "profile/step_time_seconds"
 _TABLE = re.compile(r"\(table: ([^,]+)[,)]")  # the chip in the text of a peak
 _PEAK = re.compile(r"([\d.e+-]+ TFLOP/s)/device in (\w+)")
 _MOST_LOSSES = 5
+_NEW = "runs/a"  # a folder for a run that has none
 _BEYOND = "extra FLOPs, such as recomputation"
 _INSIDE = "inside steps, not yet profiled"
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
-# Category of the wall clock → its name, and what shortens it.
+# Category of the wall clock → its name, and what shortens it. {less} is how many times as much of
+# it is lost as is worth a reader's time, {more} how many times as fast it must be to be hidden.
 _OF_WALL = {
-    "compile": ("compilation", f"{_CACHE}=FOLDER"),
-    "data_wait": ("wait for data", "more workers that prefetch, such as grain's worker_count="),
-    "eval": ("evaluations", "evaluate less often"),
-    "checkpoint": ("checkpoints", "save checkpoints less often, or asynchronously"),
+    "compile": ("compilation", f"{_CACHE}=~/.cache/jax"),
+    "data_wait": (
+        "wait for data",
+        "{more} times the workers that prefetch, such as grain's worker_count={more}",
+    ),
+    "eval": ("evaluations", "evaluate {less} times less often"),
+    "checkpoint": ("checkpoints", "save checkpoints asynchronously, or {less} times less often"),
     "restore": ("restoring", "checkpoints nearer to the devices"),
     "startup": ("start-up", ""),
-    "lost_steps": ("steps done again", "save checkpoints more often"),
+    "lost_steps": ("steps done again", "save checkpoints twice as often"),
     "down": ("no process", "a launcher that restarts the job at once"),
     "slow_steps": ("slow steps", ""),
     "idle": ("idle between steps", ""),
@@ -42,14 +47,11 @@ _OF_WALL = {
     "calibrate": ("this machine's peak, measured once", ""),
     "profile": ("tracing", ""),
 }
-# The same by the keys of the reference trainer.
+# Name → the reference trainer's key for it, and a word beside its new value.
 _BY_KEY = {
-    "evaluations": ("eval_interval", "a longer eval_interval="),
-    "checkpoints": (
-        "checkpoint_period",
-        "a longer checkpoint_period=, or asynchronous checkpoints",
-    ),
-    "steps done again": ("checkpoint_period", "a shorter checkpoint_period="),
+    "evaluations": ("eval_interval", ""),
+    "checkpoints": ("checkpoint_period", ", or asynchronous checkpoints"),
+    "steps done again": ("checkpoint_period", ""),
 }
 
 
@@ -93,7 +95,9 @@ def run_verdict(
         peak_flops_per_sec_per_device=tflops and tflops * 1e12,
         step_time_seconds=summary.mean_seconds,
         losses=tuple(loss for _, loss in losses[:_MOST_LOSSES]),
-        next_steps=tuple(_next_steps(run, setup, largest, lacks=lacks, has_profile=bool(profile))),
+        next_steps=tuple(
+            _next_steps(run, setup, largest, wall, lacks=lacks, has_profile=bool(profile))
+        ),
         like_runs=_like_runs(summary, setup, text or "", tflops, convention),
         bound_mfu=bound_mfu,
     )
@@ -122,11 +126,16 @@ def _losses(
     inside = (wall.get("train", 0.0) + wall.get("slow_steps", 0.0)) / total if total else 1.0
     for category, seconds in wall.items():
         if category != "train" and seconds > 0:
-            loss = TimeLoss(name=wall_name(category), fraction=seconds / total, of="wall clock")
-            yield seconds / total, loss
+            fraction, name = seconds / total, wall_name(category)
+            yield (
+                fraction,
+                TimeLoss(name=name, fraction=fraction, of="wall clock", seconds=seconds),
+            )
+    step = profile.get(_PROFILED_STEP) or summary.mean_seconds
     for name, fraction in _inside_steps(summary, profile).items():
         if fraction > 0:
-            yield inside * fraction, TimeLoss(name=name, fraction=fraction)
+            spent = step and fraction * step
+            yield inside * fraction, TimeLoss(name=name, fraction=fraction, seconds=spent)
 
 
 def wall_name(category: str) -> str:
@@ -147,7 +156,13 @@ def _inside_steps(summary: Summary, profile: Mapping[str, float]) -> dict[str, f
 
 
 def _next_steps(
-    path: str, setup: Setup, largest: TimeLoss | None, *, lacks: str, has_profile: bool
+    path: str,
+    setup: Setup,
+    largest: TimeLoss | None,
+    wall: Mapping[str, float],
+    *,
+    lacks: str,
+    has_profile: bool,
 ) -> Iterator[NextStep]:
     """What to do, most useful first.
 
@@ -155,20 +170,25 @@ def _next_steps(
         path: the run's folder or metrics file; empty: it has none.
         setup: as logged.
         largest: the largest loss, if it is notable.
+        wall: seconds of the wall clock by category.
         lacks: what would make the MFU known; empty: it is.
         has_profile: whether steps were profiled.
     """
-    run = "RUN" if path in ("", "-") else path.removesuffix("/metrics.jsonl")
+    run = _NEW if path in ("", "-") else path.removesuffix("/metrics.jsonl")
     if lacks:
         yield NextStep(text=f"mfu-jax report {run} {lacks}")
-    if largest is not None and largest.of == "wall clock" and (text := _remedy(largest, setup)):
+    if (
+        largest is not None
+        and largest.of == "wall clock"
+        and (text := _remedy(largest, setup, wall))
+    ):
         yield NextStep(text=text)
     if has_profile:
         where = "DIR, its profile_dir" if run.endswith(".jsonl") else run
         yield NextStep(text=f"mfu-jax profile {where}")
     else:
         is_in_folder = path.endswith("/metrics.jsonl")
-        folder = "DIR" if run == "RUN" else f"{run.removesuffix('.jsonl')}/profile"
+        folder = f"{run.removesuffix('.jsonl')}/profile"
         # A trainer's folder, or that of run_dir, has a place for profiles.
         has_place = is_in_folder and (setup.config or Path(run, "tensorboard").is_dir())
         values = {"profile_steps": "10-12"} | ({} if has_place else {"profile_dir": folder})
@@ -177,16 +197,20 @@ def _next_steps(
         else:
             flags = " ".join(f"{name}={value}" for name, value in values.items())
         yield NextStep(text=f"{flags}, then mfu-jax profile {folder}")
-    keep = "" if path else "metrics_file=RUN/metrics.jsonl, then "
+    keep = "" if path else f"metrics_file={run}/metrics.jsonl, then "
     yield NextStep(text=f"{keep}mfu-jax report {run} --html=report.html")
 
 
-def _remedy(loss: TimeLoss, setup: Setup) -> str:
+def _remedy(loss: TimeLoss, setup: Setup, wall: Mapping[str, float]) -> str:
     """What shortens a loss of the wall clock; empty: nothing known, or it is done already."""
-    key, by_key = _BY_KEY.get(loss.name, ("", ""))
-    if key in setup.config:
-        return by_key
+    less = loss.fraction * (1 - NOTABLE) / (NOTABLE * max(1 - loss.fraction, NOTABLE))
+    key, beside = _BY_KEY.get(loss.name, ("", ""))
+    if (now := setup.config.get(key, "")).isdecimal():
+        lost = loss.name == wall_name("lost_steps")
+        return f"{key}={max(1, int(now) // 2) if lost else rounded_up(less * int(now))}{beside}"
+    more = math.ceil(1 + wall.get("data_wait", 0.0) / (wall.get("train") or 1.0))
     text = dict(_OF_WALL.values()).get(loss.name, "")
+    text = text.format(less=rounded_up(less), more=more)
     return "" if text.startswith(_CACHE) and os.environ.get(_CACHE) else text
 
 
@@ -199,7 +223,7 @@ def _like_runs(
     rate, tokens = summary.tflops_per_sec_per_device, summary.tokens_per_sec_per_device
     if len(chips) != 1 or not tflops or summary.mfu is None:
         return None
-    from mfu_jax.runs.published import like_runs  # the analytic counts: 0.3 s
+    from mfu_jax.published import like_runs  # the analytic counts: 0.3 s
 
     experts = setup.config.get("num_experts", "")
     dtype = found[2] if (found := _PEAK.search(peak)) else "bf16"

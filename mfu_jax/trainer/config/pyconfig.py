@@ -56,7 +56,7 @@ class Config(
     scale: Literal["full", "tiny"]
     override_model_config: bool
 
-    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash", "ring"]
+    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "splash", "ring"]
     context_parallel_strategy: Literal["all_gather", "ring"]
     scan_layers: bool
     remat_after_rope: bool

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
@@ -23,60 +25,18 @@ from mfu_jax.trainer.config.validation import FUSED_BLOCKS
 from mfu_jax.util.formatting import percent
 from mfu_jax.util.optional_deps import QUANTIZE
 from mfu_jax.util.values import field_types, typed
+from mfu_jax.util.yaml_files import read_mapping
 
-# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, computes tiles of
-# logits twice, saves queries and keys rotated, and gives cuDNN no mask, which ours needs for packed
-# documents.
-_DEFAULTS = {
-    "dataset_type": "synthetic",
-    **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
-    **{"weight_gathers": "xla", "norm_gradients": "fused", "recompute_logits": "true"},
-    "remat_after_rope": "true",
-}
-_ATTENTION = {
-    "autoselected": "auto",
-    "flash": "auto",
-    "cudnn_flash_te": "cudnn_flash",
-    "cudnn_flash_jax": "cudnn_flash",
-}
 _MESH_KEY = "_parallelism"
 # Tile sizes of the experts' kernels: the plan's times are for the run's tiles.
 _TILE = re.compile(r"tile_.*(?:batch_seq|_dim)$")
 _CALIBRATION = "_quantization_calibration_method"
-# What a step computes, or on which kind of kernel: another value is another program, not a detail.
-_OTHER_WORK = (
-    ("matmul precision", re.compile(r"quantization$|dtype$")),
-    ("context parallelism", re.compile(r"context_parallel_")),
-    ("attention kernel", re.compile(r"attention$")),
-    ("experts' dispatch", re.compile(r"sparse_matmul$|capacity_factor$|use_ring_of_experts$")),
-    ("model", re.compile("|".join(f"(base_)?{name}$" for name in MAXTEXT_FIELDS))),
-)
-# The part of the predicted time that a detail may change.
-_TOUCHES = (
-    ("kernel", re.compile(r"sa_|use_tokamax|use_max_logit|cost_estimate|dq_|megablox|.*splash")),
-    ("vector", re.compile(r"opt_type|adam|mu_|grad_|float32_|normalize")),
-    ("transfers", re.compile(r".*_parallelism|shard_|.*overlap|.*offload")),
-)
-# Keys that do not change the program.
-_SILENT = (
-    *("dataset_type", "dataset_path", "allow_split_physical_axes", "steps"),
-    *("enable_checkpointing", "async_checkpointing", "tokenizer_path", "tokenizer_type"),
-    *("skip_jax_distributed_system", "reuse_example_batch", "profiler", "profiler_steps"),
-    *("skip_first_n_steps_for_profiler", "profile_periodically_period", "hardware", "run_name"),
-    *("base_output_directory", "gcs_metrics", "save_config_to_gcs", "monitor_goodput"),
-    *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
-    "use_qwix_quantization",  # here, all quantisation is qwix's
-)
-# Values that describe what our step does anyway. MaxText's dropout_rate is 0.
-_SAME = {
-    **{"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"},
-    **{"logits_dot_in_fp32": "false", "enable_dropout": "false", "use_2d_fsdp_sharding": "false"},
-    "shard_exp_on_fsdp": "false",
-    "context_parallel_load_balance": "true",  # plans take the kernels of an average device
-}
-# Older names of MaxText's keys.
-_RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
 _SCALE = "global_parameter_scale"
+
+
+@functools.cache
+def _tables() -> Mapping[str, Any]:
+    return read_mapping(Path(__file__).with_name("planned_run.yml"))
 
 
 class Lost(NamedTuple):
@@ -161,11 +121,12 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
         UserError: a size of the mesh or of the model is not a number.
     """
     kinds = field_types(Config)
-    keys = {"override_model_config": "true", **_DEFAULTS, **_sizes_of(run)}
+    keys = {"override_model_config": "true", **_tables()["defaults"], **_sizes_of(run)}
     lost: list[Lost] = []
+    renamed, attention = _tables()["renamed"], _tables()["attention"]
     for name, value in _program_keys(run):
         own = name.removeprefix("base_")
-        own, value = _RENAMED.get(own, own), _ATTENTION.get(value, value)
+        own, value = renamed.get(own, own), attention.get(value, value)
         if own not in kinds or not _takes(kinds[own], value):
             lost.append(_lost(name, value))
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
@@ -188,11 +149,12 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
 def _lost(name: str, value: str, needs: str = "") -> Lost:
     """A key that is not followed, with what it changes."""
 
-    def first(kinds: Iterable[tuple[str, re.Pattern[str]]]) -> str:
-        return next((kind for kind, keys in kinds if keys.match(name)), "")
+    def first(kinds: str) -> str:
+        patterns = _tables()[kinds].items()
+        return next((kind for kind, keys in patterns if re.match(keys, name)), "")
 
-    work = first(_OTHER_WORK)
-    return Lost(f"{name}={value}{needs}", work, "" if work else first(_TOUCHES))
+    work = first("other_work") or ("model" if name.removeprefix("base_") in MAXTEXT_FIELDS else "")
+    return Lost(f"{name}={value}{needs}", work, "" if work else first("touches"))
 
 
 def _may_fuse(run: MeasuredRun) -> bool:
@@ -213,10 +175,11 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     scaled = _SCALE in run.keys or run.keys["model_name"] == "default"
     tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
     keeps = run.keys.get("remat_policy") == "custom"
+    silent, same = _tables()["silent"], _tables()["same"]
     for name, value in run.keys.items():
         if _is_as_experts_are(name, run.keys) or (_TILE.search(name) and run.tiles):
             continue
-        if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value or not value:
+        if name.endswith(_MESH_KEY) or name in silent or same.get(name) == value or not value:
             continue
         if scaled and (name.startswith("base_") or name in (_SCALE, "model_name")):
             continue

@@ -22,13 +22,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.planning.compilation.absent_devices import absent_devices
 from mfu_jax.planning.compilation.child_process import obey_parent
 from mfu_jax.planning.compilation.gpu_autotuning import autotuned
 from mfu_jax.planning.result.plan import StepWork
-from mfu_jax.planning.step_sources import DEVICE_BATCH, executed_flops_of, pipeline_ticks, work_of
-from mfu_jax.planning.sweep.search import Analytic
+from mfu_jax.planning.step_sources import DEVICE_BATCH, pipeline_ticks, work_of
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.config.mesh_axes import (
     axis_keys,
@@ -36,13 +34,11 @@ from mfu_jax.trainer.config.mesh_axes import (
     check_shape,
     mesh_shape,
     own_names,
-    weight_shards,
 )
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.util.values import typed
 
 _SOURCES = ("mfu_jax.layers", "mfu_jax.trainer")
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class TrainerStep:
@@ -133,18 +129,6 @@ class TrainerStep:
         except UserError as error:
             return error
         return None
-
-    def analytic(self, values: Mapping[str, str]) -> Analytic:
-        """FLOPs, and the minimum bytes of weights and optimizer state on a device."""
-        config = load(self.words(values))
-        dtypes = [config.weight_dtype] * (1 + config.use_dpo)  # with the reference model
-        if not config.lora_rank and not config.frozen:  # AdamW's moments
-            dtypes += [config.weight_dtype, config.mu_dtype or config.weight_dtype]
-        width = sum(_BYTES[dtype] for dtype in dtypes)
-        state = width * count_parameters(config).total // weight_shards(config)
-        return Analytic(
-            executed_flops=executed_flops_of(config, config.remat_policy), state_bytes=state
-        )
 
 
 def _digest() -> str:

@@ -6,14 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial
-from mfu_jax.util.child_process import child_environment
+from mfu_jax.util.child_process import child_environment, last_line, run_logged
 
 # What a trial leaves out: it writes only what is read back, and waits for nothing.
 _QUIET = {
@@ -64,16 +63,18 @@ def trial_run(
         quiet = {key: text for key, text in _QUIET.items() if key not in given}
         keys = [f"{key}={text}" for key, text in {**quiet, **own}.items()]
         log = Path(folder, "log")
-        code = _run([*words, *keys], environment(flags, platform), log, seconds)
+        command = [sys.executable, "-u", "-m", "mfu_jax.train", *words, *keys]
+        variables = child_environment(**environment(flags, platform))
+        code = run_logged(command, variables, log, seconds)
         said = log.read_text(encoding="utf-8", errors="replace")
         metrics = Path(folder, "trial", "metrics.jsonl")
         if code == 0:
             return _measured(metrics, devices_per_chip)
     if code == -signal.SIGKILL or OUT_OF_MEMORY.search(said):
         return Trial(by="run", source="measured", fits=False, note="ran out of memory")
-    last = [line for line in said.splitlines() if line.strip()][-1:]
     why = f"not finished after {seconds:.0f} s" if code is None else f"exit code {code}"
-    return Trial(by="run", source="failed", note=": ".join([why, *last])[:500])
+    note = ": ".join(filter(None, [why, last_line(said)]))
+    return Trial(by="run", source="failed", note=note[:500])
 
 
 def environment(flags: Mapping[str, str], platform: str) -> dict[str, str]:
@@ -88,29 +89,6 @@ def environment(flags: Mapping[str, str], platform: str) -> dict[str, str]:
 def flags_variable(platform: str) -> str:
     """The environment variable in which a platform's compiler finds its flags."""
     return "LIBTPU_INIT_ARGS" if platform == "tpu" else "XLA_FLAGS"
-
-
-def _run(
-    words: Sequence[str], variables: Mapping[str, str], log: Path, seconds: float
-) -> int | None:
-    """The trainer's exit code; None: it took too long."""
-    with (
-        log.open("wb") as stream,
-        subprocess.Popen(
-            [sys.executable, "-u", "-m", "mfu_jax.train", *words],
-            env=child_environment(**variables),
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        ) as child,
-    ):
-        try:
-            return child.wait(seconds if seconds < 1e9 else None)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
 
 
 def _measured(metrics: Path, devices_per_chip: int) -> Trial:

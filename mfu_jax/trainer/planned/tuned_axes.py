@@ -5,81 +5,36 @@ A choice's settings are the trainer's keys; a key that begins with ``--`` is a c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.planning.sweep.space import BATCH, is_swept, listed
-from mfu_jax.planning.tune.space import SearchAxis
+from mfu_jax.planning.tune.space import BATCH, SearchAxis, listed_axes
 from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
 from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.util.values import field_types
+from mfu_jax.util.yaml_files import read_mapping
 
 TOKENS = "tokens_per_step"  # of keep=: the batch and accumulation change, their product does not
 ACCUMULATION = "gradient_accumulation_steps"
 Choices = Mapping[str, Mapping[str, str]]
 
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 4, 6, 8)  # of the start's batch
-_SAVED = ("query_proj", "key_proj", "value_proj")
-_REMAT: Choices = {
-    **{
-        policy: {"remat_policy": policy}
-        for policy in ("none", "minimal_with_context", "minimal", "save_qkv_proj", "full")
-    },
-    "names[context]": {"remat_policy": "names", "remat_save_names": "[context]"},
-    "names[context,out_proj]": {
-        "remat_policy": "names",
-        "remat_save_names": "[context,out_proj]",
-    },
-}
-_OFFLOADED: Choices = {  # as in Google's recipes for TPUs
-    "offload layer inputs": {"remat_policy": "custom", "decoder_layer_input": "offload"},
-    "offload layer inputs, qkv": {
-        "remat_policy": "custom",
-        "decoder_layer_input": "offload",
-        **dict.fromkeys(_SAVED, "offload"),
-    },
-    "offload layer inputs, qkv, out_proj": {
-        "remat_policy": "custom",
-        "decoder_layer_input": "offload",
-        **dict.fromkeys((*_SAVED, "out_proj"), "offload"),
-    },
-}
-_BLOCK_KEYS = (
-    *("sa_block_q", "sa_block_kv", "sa_block_kv_compute", "sa_block_q_dkv", "sa_block_kv_dkv"),
-    *("sa_block_kv_dkv_compute", "sa_block_q_dq", "sa_block_kv_dq"),
-)
 _BLOCKS = (512, 1024, 2048)
-_ATTENTION = {
-    "tpu": ("auto",),
-    "gpu": ("auto", "dot_product"),  # auto: cuDNN's, where it takes the dtype
-    "cpu": ("dot_product", "jax"),
-}
 _TILINGS = (1, 4, 16)
 _MESH, _REMATERIALIZATION = "mesh", "remat"
-_FEW_LAYERS = {"tpu": 16, "gpu": 48, "cpu": 16}  # that its compiler unrolls in a minute
 _LONG = 16_384  # tokens of a sequence from which on splitting it is tried
-_FUSION = "--xla_tpu_enable_async_collective_fusion"
-_TPU_COLLECTIVES = {
-    _FUSION: "true",
-    f"{_FUSION}_fuse_all_gather": "true",
-    f"{_FUSION}_multiple_steps": "true",
-    "--xla_tpu_overlap_compute_collective_tc": "true",
-    "--xla_enable_async_all_gather": "true",
-}
-_VMEM = {"--xla_tpu_scoped_vmem_limit_kib": "98304"}
-_GPU_COLLECTIVES = {
-    f"--xla_gpu_{kind}": value
-    for name in ("all_gather", "reduce_scatter", "all_reduce")
-    for kind, value in (
-        (f"{name}_combine_threshold_bytes", str(2**30)),
-        (f"enable_pipelined_{name}", "true"),
-    )
-}
-_GPU_SCHEDULER = {"--xla_gpu_enable_latency_hiding_scheduler": "true"}
 _EIGHT_BITS = ("fp8", "fp8_e5m2", "fp8_full", "int8")
+
+
+@functools.cache
+def tuning_tables() -> Mapping[str, Any]:
+    """The choices and flags of tuned_axes.yml."""
+    return read_mapping(Path(__file__).with_name("tuned_axes.yml"))
 
 
 def axes_of(
@@ -110,8 +65,8 @@ def axes_of(
     Raises:
         UserError: a list of values is empty or wrong.
     """
-    swept = {key: listed(key, text) for key, text in given.items() if is_swept(text)}
-    fixed = {key: text for key, text in given.items() if key not in swept}
+    swept, fixed = listed_axes(given)
+    listed_keys = {axis.name for axis in swept}
     parts = [flag.partition("=") for flag in flags]
     of_start = {name: text if is_set else "true" for name, is_set, text in parts}
     axes = []
@@ -123,18 +78,14 @@ def axes_of(
         keys = {key for settings in choices.values() for key in settings}
         if name == _REMATERIALIZATION:
             keys |= {*field_types(RematKeys)}  # of a policy that was given: no other takes them
-        if not choices or keys & {*keep, *swept, *of_start}:
+        if not choices or keys & {*keep, *listed_keys, *of_start}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
         if axis := _axis(name, choices, _start(config, name, choices, mine, devices)):
             axes.append(axis)
         else:
             fixed |= mine
-    axes += [
-        SearchAxis(name=key, choices={text: {key: text} for text in texts})
-        for key, texts in swept.items()
-    ]
-    return axes, fixed
+    return [*axes, *swept], fixed
 
 
 def _standard(
@@ -152,15 +103,18 @@ def _standard(
     yield BATCH, _single(BATCH, [f"{size:g}" for size in sizes or [batch]])
     if keeps_tokens:
         yield ACCUMULATION, _single(ACCUMULATION, ("1", "2", "4", "8"))
-    yield _REMATERIALIZATION, {**_REMAT, **(_OFFLOADED if platform == "tpu" else {})}
+    tables = tuning_tables()
+    offloaded = tables["offloaded"] if platform == "tpu" else {}
+    yield _REMATERIALIZATION, {**tables["remat"], **offloaded}
     known = "auto" if config.attention == "cudnn_flash" else ""  # what auto stands for
-    yield "attention", _single("attention", [a for a in _ATTENTION[platform] if a != known])
+    kernels = [kernel for kernel in tables["attention"][platform] if kernel != known]
+    yield "attention", _single("attention", kernels)
     if platform == "tpu" and runs:
         yield (
             "sa_block",
             {
                 f"{size}{', fused' * fused}": {
-                    **dict.fromkeys(_BLOCK_KEYS, str(size)),
+                    **dict.fromkeys(tables["block_keys"], str(size)),
                     "sa_use_fused_bwd_kernel": str(fused).lower(),
                 }
                 for size in _BLOCKS
@@ -170,7 +124,7 @@ def _standard(
         )
     tilings = [n for n in _TILINGS if config.max_target_length % n == 0]
     yield "num_vocab_tiling", _single("num_vocab_tiling", map(str, tilings))
-    if runs or config.num_decoder_layers <= _FEW_LAYERS[platform]:
+    if runs or config.num_decoder_layers <= tables["few_layers"][platform]:
         yield "scan_layers", _single("scan_layers", ("true", "false"))
     if devices > 1:
         yield _MESH, dict(_meshes(config, devices))
@@ -184,18 +138,19 @@ def _standard(
 def _flags(
     platform: str, devices: int, chip: Chip | None, runs: bool
 ) -> Iterator[tuple[str, Choices]]:
+    tables = tuning_tables()
     if platform == "tpu":
         if devices > 1:
-            yield "collectives", {"default": {}, "fused": _TPU_COLLECTIVES}
+            yield "collectives", {"default": {}, "fused": tables["tpu_collectives"]}
         if chip and "v6e" in chip.name:
-            yield "vmem", {"default": {}, "98304": _VMEM}
+            yield "vmem", {"default": {}, "98304": tables["vmem"]}
         if chip and chip.clock_state and runs:  # a plan's peaks are those of that clock
             name, _, value = chip.clock_state.partition("=")
             yield "clock", {"default": {}, f"p-state {value}": {name: value}}
     if platform == "gpu":
-        yield "scheduler", {"default": {}, "latency hiding": _GPU_SCHEDULER}
+        yield "scheduler", {"default": {}, "latency hiding": tables["gpu_scheduler"]}
         if devices > 1:
-            yield "collectives", {"default": {}, "combined": _GPU_COLLECTIVES}
+            yield "collectives", {"default": {}, "combined": tables["gpu_collectives"]}
 
 
 def _single(key: str, texts: Any) -> Choices:

@@ -143,11 +143,7 @@ def make_run_logger(
     run_log: RunLog,
 ) -> MetricLogger:
     """The logger of this run, with its set-up already written."""
-    cost = flops.cost(
-        peaks,
-        tokens_per_device=flops.model.tokens_per_device,
-        hfu_source=settings.hfu_source,
-    )
+    cost = flops.cost(peaks, tokens_per_device=flops.model.tokens_per_device)
     logger = assembly.logger_of(
         settings, cost=cost, sinks=sinks, compile_log=compile_log, run_log=run_log
     )

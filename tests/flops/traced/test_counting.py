@@ -118,3 +118,11 @@ def test_a_random_key_made_inside_counts_like_one_passed_in() -> None:
     passed = count_model_flops(jax.value_and_grad(noisy), w, x, key)
     assert own.total == passed.total == 2 * (2 * 2 * 8 * 4)
     assert not own.unaccounted
+
+
+def test_an_exported_function_is_listed():
+    """Its jaxpr is gone: there is only its StableHLO."""
+    x = shape(4, 8)
+    call = jax.export.export(jax.jit(lambda x: x @ x.T))(x).call
+    count = count_model_flops(call, x)
+    assert [item.name for item in count.unaccounted] == ["call_exported"]

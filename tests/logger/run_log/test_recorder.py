@@ -69,7 +69,8 @@ def test_steps_that_come_together_are_appended_together_and_let_the_loop_in_betw
 def test_healthy_sinks_get_everything_beside_any_other() -> None:
     hanging, healthy = HangingSink(), [ListSink(), ListSink()]
     exits = ListSink([SystemExit(3)] * 1000)
-    run = Run(sinks=[healthy[0], hanging, exits, healthy[1]], queue_size=1000)
+    run = Run(sinks=[healthy[0], hanging, exits, healthy[1]])
+    run.logger._pipeline._thread.size = 1000
     for step in range(200):
         run.logger.record(step, {"loss": 1.0}, step_time_seconds=1.0)
     summary = run.logger.close()

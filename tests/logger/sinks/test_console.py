@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, strategies
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.console import _Paper, format_short, format_window
+from mfu_jax.logger.sinks.console import format_short, format_window
 from mfu_jax.sinks import SINKS, ConsoleSink, Sink, StepRecord, make_sink, register_sink
+from mfu_jax.util.formatting import Paper
 
 SCALARS = {
     "perf/step_time_seconds": 0.123,
@@ -127,7 +128,7 @@ def test_no_progress_bar_where_standard_error_is_no_terminal(
 
 
 def short(record: StepRecord, columns: int = 100, *, has_colours: bool = False) -> str:
-    return format_short(record, _Paper(columns, True, has_colours))
+    return format_short(record, Paper(columns, True, has_colours))
 
 
 def step(scalars: dict[str, float] | None = None, **fields: Any) -> StepRecord:

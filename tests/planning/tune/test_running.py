@@ -9,9 +9,10 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
-from mfu_jax.planning.tune.result import render_tune, tune_verdict
+from mfu_jax.planning.tune.result import TOKENS, render_tune, tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
-from mfu_jax.planning.tune.space import SearchAxis, Space
+from mfu_jax.planning.tune.space import SearchAxis, Space, listed_axes
+from tests.support import planned_models
 
 LIMIT = 1000
 AXES = {
@@ -148,6 +149,23 @@ def test_changes_multiply_to_the_gain():
     assert tune_verdict(result).sentence.startswith("1 × cpu: ")
 
 
+def test_the_tables_fit_a_terminal_and_the_winner_is_placed():
+    machine = Machine(0)
+    result = tune(machine.tuning(), TrialLog(None, {}))
+    flags = {f"--xla_tpu_a_flag_with_a_long_name_{i}": "true" for i in range(3)}
+    wide = [dataclasses.replace(t, values={**t.values, **flags}) for t in result.rows[1:]]
+    change = dataclasses.replace(result.changes[0], before="none", after=str(flags))
+    result = dataclasses.replace(result, rows=(result.rows[0], *wide), changes=(change,), flags="")
+    text = render_tune(result)
+    assert max(map(len, text.splitlines())) <= 100
+    assert all(name in text for name in flags)
+    rate = 0.4 * 459e12 / 250e9  # 250 GFLOPs a token
+    best = dataclasses.replace(result.winner, mfu=0.4, tokens_per_sec_per_chip=rate)
+    placed = dataclasses.replace(result, winner=best, chip="TPU v5p", unit=TOKENS)
+    assert tune_verdict(placed).like_runs.like.startswith("models like this (")
+    assert tune_verdict(dataclasses.replace(placed, chip="")).like_runs is None
+
+
 def test_a_spent_budget_goes_on_from_the_file(tmp_path):
     path = tmp_path / "evidence.jsonl"
     machine = Machine(5)
@@ -278,6 +296,87 @@ def test_a_run_of_a_larger_batch_is_expected_to_take_longer():
         begun.clear()
         tune(machine.tuning(run=run, steps=10, budget_seconds=budget), TrialLog(None, {}))
         assert all(seconds >= 10 + 10 * batch for batch, seconds in begun)
+
+
+@pytest.fixture(scope="module")
+def lists():
+    return listed_axes({"remat_policy": "none,minimal,full", "per_device_batch_size": "1..8"})[0]
+
+
+def _planned(model, axes, **options):
+    """A search by plans of a model whose memory and time are linear in the batch."""
+    space = Space(axes)
+
+    def plan(point, seconds):
+        policy, batch = space.labels(point).values()
+        return model.trial(policy, float(batch))
+
+    tuning = Tuning(
+        target="8 chips",
+        space=space,
+        flags=lambda p: [space.changes(p)],
+        plan=plan,
+        limit_bytes=planned_models.LIMIT,
+        **options,
+    )
+    return tune(tuning, TrialLog(None, {}))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_plans_of_random_models(seed, lists):
+    model = planned_models.Model.random(random.Random(seed))
+    result = _planned(model, lists, most_plans=8)
+    trials = [model.trial(p, b) for p in planned_models.POLICIES for b in range(1, 9)]
+    best = max(trial.tokens_per_sec_per_chip or 0 for trial in trials)
+    assert result.plans <= 8
+    if result.winner is None:
+        assert best == 0
+    else:
+        assert result.winner.tokens_per_sec_per_chip >= 0.97 * best
+
+
+def test_the_pareto_front_by_brute_force(lists):
+    rows = _planned(planned_models.Model.random(random.Random(3)), lists).rows
+    known = [r for r in rows if r.fits and r.memory_peak_bytes and r.tokens_per_sec_per_chip]
+    assert len(known) > 2
+    for row in known:
+        better = [
+            r
+            for r in known
+            if r.memory_peak_bytes <= row.memory_peak_bytes
+            and r.tokens_per_sec_per_chip >= row.tokens_per_sec_per_chip
+            and r is not row
+        ]
+        assert row.pareto == (not better)
+
+
+class Squeezing(planned_models.Model):
+    """Memory is no line, and a refusal says little: XLA recomputes until little is missing."""
+
+    def peak(self, policy, batch):
+        held = super().peak(policy, batch + max(0.0, batch - 3))
+        limit, gib = planned_models.LIMIT, planned_models.GIB
+        return held if held <= limit else limit + gib // 4 + round(batch * gib / 100)
+
+
+@pytest.mark.parametrize("largest", [12, 31, 57])
+def test_refusals_that_say_little(largest):
+    """20 GiB are left; every sequence but the first three takes twice as much as those."""
+    model = Squeezing(
+        state_gib=8,
+        fixed_gib=4,
+        activations_gib={"full": 20 / (2 * largest - 2.5)},
+        fixed_seconds=0.2,
+        matmul_seconds=0.2,
+        other_seconds=0.1,
+    )
+    limit = planned_models.LIMIT
+    assert model.peak("full", largest) <= limit < model.peak("full", largest + 1)
+    policies = SearchAxis(name="remat_policy", choices={"full": {}})
+    result = _planned(model, [policies, *listed_axes({"per_device_batch_size": "1..96"})[0]])
+    best = model.trial("full", largest).tokens_per_sec_per_chip
+    assert result.winner.tokens_per_sec_per_chip == best
+    assert result.plans <= 96 // 3
 
 
 def test_nothing_to_choose_is_an_error():

@@ -17,7 +17,7 @@ from mfu_jax.profiling.advice.stats import ProfileStats
 from mfu_jax.profiling.advice.work import imbalance
 from mfu_jax.profiling.profile import Profile, read_profile
 from mfu_jax.profiling.report.text import render
-from mfu_jax.util.formatting import seconds_text
+from mfu_jax.util.formatting import percent
 from tests.support.accelerator_traces import write_trace
 from tests.support.written_profiles import (
     BANDWIDTH,
@@ -62,7 +62,11 @@ def test_odd_vocabulary(tmp_path: Path) -> None:
     lines = [*HEALTHY, dot("head", M, K, 50257)]
     seconds = {**HEALTHY_SECONDS, "head": dot_seconds(M, K, 50257, 0.3)}
     brought = seconds["head"] - dot_seconds(M, K, 50264, 0.7)
-    first(written_profile(tmp_path, lines, seconds), "padding of odd shapes", brought)
+    profile = written_profile(tmp_path, lines, seconds)
+    first(profile, "padding of odd shapes", brought)
+    assert profile.advice[0].remedy == "a size of 50304 in place of 50257"
+    known = read_profile(tmp_path, settings={"vocab_size": "50257"})
+    assert known.advice[0].remedy == "vocab_size=50304"
 
 
 @pytest.mark.parametrize("op", ["negate({0})", "multiply({0}, {0})"])
@@ -160,6 +164,12 @@ def test_a_batch_of_one_row(tmp_path: Path) -> None:
     one = 2 * K * N / (0.9 * BANDWIDTH)
     profile = written_profile(tmp_path, lines, {"up": one, "down": one})
     first(profile, "small batch", 2 * one * (1 - 1 / 8))  # eight rows take as long as one
+    assert profile.advice[0].remedy.startswith("a batch 2 times as large")  # memory is not known
+    sizes = {f"{p}_size_in_bytes": 10**9 for p in ("argument", "output", "temp", "alias")}
+    roomy = written_profile(tmp_path / "roomy", lines, {"up": one, "down": one}, memory=sizes)
+    assert roomy.advice[0].remedy.startswith("a batch 8 times as large")
+    known = read_profile(tmp_path / "roomy", settings={"per_device_batch_size": "0.5"})
+    assert known.advice[0].remedy == "per_device_batch_size=4, 8 times as large"
 
 
 def test_remat_with_memory_to_spare(tmp_path: Path) -> None:
@@ -171,6 +181,7 @@ def test_remat_with_memory_to_spare(tmp_path: Path) -> None:
     # A GPU's forward pass writes the result in any case.
     first(roomy, "remat heavier than memory needs", MATMUL)
     assert roomy.advice[0].gain_seconds == pytest.approx(MATMUL, rel=1e-3)
+    assert roomy.advice[0].remedy.startswith("remat_policy=minimal_with_context, ")
     full = sizes | {"temp_size_in_bytes": 72 * 10**9}
     assert not written_profile(tmp_path / "full", lines, seconds, memory=full).advice
     assert not written_profile(tmp_path / "unknown", lines, seconds).advice
@@ -423,7 +434,8 @@ def test_advice_is_printed_and_in_the_json_best_first(tmp_path: Path) -> None:
     assert [row["cause"] for row in rows] == ["slow data", "float32 matmuls"]
     assert all(set(row) == {"cause", "evidence", "remedy", "gain_seconds"} for row in rows)
     text = render(profile, by=[])
-    assert f"slow data: {seconds_text(rows[0]['gain_seconds'])} of a step" in text
+    saved = rows[0]["gain_seconds"]
+    assert f"slow data: saves {percent(saved / profile.measured.step_seconds)} of the step" in text
     assert text.index("slow data:") < text.index("float32 matmuls:")
 
 

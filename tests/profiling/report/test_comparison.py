@@ -81,12 +81,10 @@ def test_every_second_has_a_reason(comparison: Comparison) -> None:
     assert sum(comparison.by_scope().values()) == pytest.approx(50e-6)
     assert comparison.by_reason() == pytest.approx(
         {
-            "more FLOPs": 30e-6,  # twice as many
-            "idle": 13e-6,
-            "more bytes": 8e-6,  # twice as many
-            "less time per FLOP": -10e-6,  # 60 µs at the old speed
-            "new op": 5e-6,
-            "more time per byte": 4e-6,
+            "more work": 38e-6,  # twice as many FLOPs, 30 µs, and bytes, 8 µs
+            "waiting host": 13e-6,
+            "extra op": 5e-6,
+            "faster kernel": -6e-6,  # mlp −10 µs of 60 at the old speed, norm +4 of 16
         }
     )
 
@@ -94,6 +92,8 @@ def test_every_second_has_a_reason(comparison: Comparison) -> None:
 def test_ops_are_joined_whatever_their_numbers(comparison: Comparison) -> None:
     changes = changes_of(comparison)
     mlp, norm, extra = changes["mlp"], changes["norm"], changes["extra"]
+    assert mlp.why == pytest.approx({"more work": 30e-6, "faster kernel": -10e-6})
+    assert norm.why == pytest.approx({"more work": 8e-6, "slower kernel": 4e-6})
     assert mlp.flops == (2 * 512 * 1024 * 2048, 2 * 1024 * 1024 * 2048)
     assert (mlp.before, mlp.after) == pytest.approx((30e-6, 50e-6))
     assert norm.hbm_bytes == (2 * 2 * 512 * 1024, 2 * 2 * 1024 * 1024)
@@ -104,8 +104,8 @@ def test_ops_are_joined_whatever_their_numbers(comparison: Comparison) -> None:
 def test_backwards_the_new_op_is_gone(folders: tuple[Path, Path]) -> None:
     back = compare(*map(read_profile, reversed(folders)))
     reasons = back.by_reason()
-    assert reasons["gone op"] == pytest.approx(-5e-6)
-    assert reasons["fewer FLOPs"] == pytest.approx(-25e-6)  # half of 50 µs
+    assert reasons["missing op"] == pytest.approx(-5e-6)
+    assert reasons["less work"] == pytest.approx(-35e-6)  # half of 50 µs, and of 20
     assert sum(reasons.values()) == pytest.approx(-50e-6)
 
 
@@ -119,7 +119,7 @@ def test_the_command(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[s
     assert cli.main(["profile", *names]) == 0
     text = capsys.readouterr().out
     assert "a step takes +50.000 µs (+100.0%)" in text
-    assert "more FLOPs +30.000 µs, less time per FLOP -10.000 µs" in text
+    assert "more work +30.000 µs, faster kernel -10.000 µs" in text
     assert cli.main(["profile", *names, "top=1"]) == 0
     assert "and 3 more, +30.000 µs; top=0 shows all" in capsys.readouterr().out
     assert cli.main(["profile", *names, "--json"]) == 0

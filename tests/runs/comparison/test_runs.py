@@ -130,3 +130,20 @@ def test_a_run_of_warm_up_only_is_an_error(tmp_path: Path) -> None:
     run = read_metrics(write_run(tmp_path / "a.jsonl", [1.0, 1.0], kind=None))
     with pytest.raises(UserError, match=r"holds 2 steps, none of them with a measured time"):
         compare_with_runs([run], run, warmup_steps=3)
+
+
+def test_the_difference_of_the_steps_is_split(tmp_path: Path) -> None:
+    """Into the step, with the bars of both profiles, and what is beside it."""
+    pause = {"goodput/eval_seconds": 0.25}
+    bars = {"profile/mfu": 0.5, "profile/waterfall/idle": 0.1, "profile/waterfall/MFU": 0.5}
+    slower = bars | {"profile/waterfall/idle": 0.4, "profile/waterfall/loop overhead": 0.001}
+    a = write_run(tmp_path / "a.jsonl", [1.0] * 20, **bars)
+    b = write_run(tmp_path / "b.jsonl", [1.5] * 20, **pause, **slower)
+    found = compare_with_runs([read_metrics(a)], read_metrics(b), warmup_steps=0)
+    assert found.to_json()["split"] == pytest.approx({"step": 0.5, "eval": 0.25})
+    assert found.to_json()["in_step"]["idle"] == pytest.approx(0.3)
+    text = "a step of B beside one of A: step +0.5 s (in their profiles: idle +0.3 s), eval +0.25 s"
+    assert found.split_text == text
+    assert text in " ".join(found.render().split())
+    same = compare_with_runs([read_metrics(a)], read_metrics(a), warmup_steps=0)
+    assert not same.split_text

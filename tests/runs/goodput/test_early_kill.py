@@ -19,7 +19,8 @@ def test_a_run_that_is_killed_early_keeps_more_than_its_first_step(tmp_path: Pat
     path = run / "metrics.jsonl"
     sinks, most = [JsonlSink(path)], 10**6
     begun = time.monotonic()
-    with MetricLogger(sinks=sinks, write_period_seconds=60.0, queue_size=most) as logger:
+    with MetricLogger(sinks=sinks, write_period_seconds=60.0) as logger:
+        logger._pipeline._thread.size = most
         for step in range(most):
             logger.record(step, {"loss": 1.0})
             time.sleep(0.005)

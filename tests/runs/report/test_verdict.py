@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.runs.published import find_run, like_runs
+from mfu_jax.published import find_run, like_runs
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.verdict import Verdict
@@ -62,7 +62,7 @@ def test_the_next_step_is_of_the_largest_loss(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     verdict = judged({"train": 1.0, "compile": 9.0})
     assert "largest loss: compilation, 90.0% of the wall clock" in verdict.sentence
-    assert verdict.next_steps[0].text == "JAX_COMPILATION_CACHE_DIR=FOLDER"
+    assert verdict.next_steps[0].text == "JAX_COMPILATION_CACHE_DIR=~/.cache/jax"
 
 
 def test_advice_is_what_this_run_can_follow(
@@ -73,10 +73,16 @@ def test_advice_is_what_this_run_can_follow(
         return found.next_steps[0].text
 
     config = {"eval_interval": "5", "checkpoint_period": "9"}
-    assert first({"eval": 9.0}) == "evaluate less often"
-    assert first({"eval": 9.0}, config=config) == "a longer eval_interval="
-    assert first({"lost_steps": 9.0}) == "save checkpoints more often"
-    assert first({"lost_steps": 9.0}, config=config) == "a shorter checkpoint_period="
+    # Evaluations that take nine times as long as all else would take 2% of the time at 450 times
+    # the interval: 9 × 98 / 2 = 441.
+    assert first({"eval": 9.0}) == "evaluate 450 times less often"
+    assert first({"eval": 9.0}, config=config) == "eval_interval=2300"
+    assert first({"checkpoint": 1.0}, config=config) == (
+        "checkpoint_period=450, or asynchronous checkpoints"
+    )
+    assert first({"data_wait": 2.5}).endswith("such as grain's worker_count=4")  # 1 s + 2.5 s
+    assert first({"lost_steps": 9.0}) == "save checkpoints twice as often"
+    assert first({"lost_steps": 9.0}, config=config) == "checkpoint_period=4"
     then = ", then mfu-jax profile runs/a/profile"
     values = {"step function": "train_step"}
     in_python = f'profile_steps="10-12", profile_dir="runs/a/profile"{then}'

@@ -6,10 +6,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.targets import parse_target
+from mfu_jax.planning.tune.attached_devices import AttachedDevices
 from mfu_jax.trainer.config import pyconfig
 from scripts.benchmarks import run as benchmarking
 from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
@@ -19,43 +23,47 @@ from tests.support.work import HANG_SECONDS
 
 V5P = dataclasses.replace(V5E, kind="TPU v5p", count=4)
 IRONWOOD = dataclasses.replace(V5E, kind="TPU7x", count=8)
-PLANNER = """
-import json, sys
-words = [word for word in sys.argv[1:] if "=" in word]
-print(json.dumps({"step_time_seconds": 0.5, "fits": True, "memory_peak_bytes": 2**31,
-                  "mfu": " ".join(words), "hfu": 0.5, "notes": ["left out"]}, indent=1))
-"""
 
 
 def _stand_in(script: str) -> tuple[str, ...]:
     return (sys.executable, "-c", script)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("device", "target"),
     [
-        (H100, "hardware=NVIDIA H100 80GB HBM3 devices=1"),
-        (dataclasses.replace(V5E, count=8), "topology=v5e-8"),
-        (V5P, "topology=v5p-8"),  # slices are named by TensorCores, two a chip
-        (IRONWOOD, "topology=tpu7x-8"),  # a device is a core here
+        (H100, {"hardware": "h100", "devices": 1}),
+        (dataclasses.replace(V5E, count=8), {"topology": "v5e-8"}),
+        (V5P, {"topology": "v5p-8"}),  # slices are named by TensorCores, two a chip
+        (IRONWOOD, {"topology": "tpu7x-8"}),  # a device is a core here
     ],
 )
-def test_a_run_is_planned_for_its_own_devices(device: benchmarking.Device, target: str) -> None:
-    settings = {"model_name": "llama3-8b", "fsdp": device.count}
-    found = predicted(settings, device, timeout=HANG_SECONDS, planner=_stand_in(PLANNER))
-    words = found.values["mfu"]
-    assert words.startswith(f"{target} model_name=llama3-8b fsdp={device.count}")
-    assert ("xla_flags=--xla" in words) == (device.platform == "gpu" or device.count > 1)
+def test_a_run_is_planned_for_its_own_devices(
+    device: AttachedDevices, target: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def plan(source: Any, chips: Any, values: Any, **options: Any) -> Plan:
+        asked.append((chips, values, options["flags"]))
+        return Plan(target="", chips=1, fits=True, step_time_seconds=0.5)
+
+    monkeypatch.setattr("scripts.benchmarks.baselines.compiled_plan", plan)
+    found = predicted({"fsdp": device.count}, device, timeout=HANG_SECONDS)
+    ((chips, values, flags),) = asked
+    assert (chips, values) == (parse_target(**target), {"fsdp": str(device.count)})
+    assert bool(flags) == (device.platform == "gpu" or device.count > 1)
+    assert all(flag.startswith("--xla") for flag in flags)
     assert found.values["step_time_seconds"] == 0.5
     assert "notes" not in found.values
 
 
 @pytest.mark.full
 def test_what_is_missing_is_said() -> None:
-    assert predicted({}, CPU, timeout=1).why == "no plans are made for CPUs"
-    failing = _stand_in("import sys; print('warning', file=sys.stderr); sys.exit('no compiler')")
-    assert predicted({}, H100, timeout=HANG_SECONDS, planner=failing).why == "no compiler"
+    assert predicted({}, CPU, timeout=1).why == "no plans are made for 1 × cpu"
+    wrong = predicted({"model_name": "llama9"}, H100, timeout=HANG_SECONDS)
+    assert "llama9" in wrong.why
+    failing = _stand_in("import sys; print('warning', file=sys.stderr); sys.exit('no torch')")
+    assert beside_pytorch({}, H100, timeout=HANG_SECONDS, program=failing).why == "no torch"
     assert beside_pytorch({}, V5E, timeout=1).why == "PyTorch runs beside GPUs only"
     two = dataclasses.replace(H100, count=2)
     assert beside_pytorch({}, two, timeout=1).why == "PyTorch runs on one GPU; here are 2"

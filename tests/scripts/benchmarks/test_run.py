@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.planning.tune.attached_devices import AttachedDevices
 from mfu_jax.trainer.config import mesh_axes, pyconfig
 from scripts.benchmarks import platforms
 from scripts.benchmarks import run as benchmarking
 from tests.support.messages import is_told
 from tests.support.work import HANG_SECONDS
 
-CPU = platforms.Device(platform="cpu", kind="cpu", count=1, memory_bytes=None, jax_version="0.10.2")
+CPU = AttachedDevices(platform="cpu", kind="cpu", count=1, memory_bytes=0)
 # Usable bytes of an 80 GiB H100 at a memory fraction of 0.92, and of a 16 GiB v5e.
-H100 = platforms.Device(
+H100 = AttachedDevices(
     platform="gpu",
     kind="NVIDIA H100 80GB HBM3",
     count=1,
     memory_bytes=int(0.92 * 79.6 * 2**30),
-    jax_version="0.10.2",
 )
 V5E = dataclasses.replace(H100, platform="tpu", kind="TPU v5 lite", memory_bytes=int(15.75 * 2**30))
 
@@ -93,9 +93,7 @@ def test_a_model_that_cannot_fit_is_skipped_with_the_numbers():
         ("llama3-8b", dataclasses.replace(V5E, count=8), "bfloat16"),  # 8 GB a device
     ],
 )
-def test_weights_are_float32_where_the_state_fits(
-    name: str, device: platforms.Device, weights: str
-):
+def test_weights_are_float32_where_the_state_fits(name: str, device: AttachedDevices, weights: str):
     plan = benchmarking.plan(name, device, steps=5)
     assert {settings["weight_dtype"] for settings in plan} == {weights}
     assert {settings["fsdp"] for settings in plan} == {device.count}
@@ -136,12 +134,14 @@ def test_a_cpu_takes_the_smallest_batch():
 
 
 def test_flags_follow_the_platform(monkeypatch: pytest.MonkeyPatch):
-    one, eight = (platforms.performance_flags("gpu", H100.kind, n)["XLA_FLAGS"] for n in (1, 8))
+    one, eight = (
+        platforms.performance_flags(dataclasses.replace(H100, count=n))["XLA_FLAGS"] for n in (1, 8)
+    )
     assert one == "--xla_gpu_enable_latency_hiding_scheduler=true"
     assert "--xla_gpu_enable_pipelined_all_gather=true" in eight
-    assert platforms.performance_flags("cpu", "cpu", 1) == {}
-    assert platforms.performance_flags("tpu", "TPU v4", 1) == {}
-    assert platforms.performance_flags("tpu", "TPU v6 lite", 1) == {
+    assert platforms.performance_flags(CPU) == {}
+    assert platforms.performance_flags(dataclasses.replace(V5E, kind="TPU v4")) == {}
+    assert platforms.performance_flags(dataclasses.replace(V5E, kind="TPU v6 lite")) == {
         "LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=98304"
     }
     monkeypatch.setenv("XLA_FLAGS", "--mine")

@@ -124,6 +124,8 @@ def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -
         "bias": config.feed_forward.use_bias,
         "router_bias": sizes.routed_bias,
         "capacity_factor": sizes.capacity_factor or None,
+        "zero": sizes.zero_experts,
+        "zero_per_token": sizes.zero_experts_per_tok,
         **changes,
     }
     routed = formulas.moe(

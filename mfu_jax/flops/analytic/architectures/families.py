@@ -44,6 +44,7 @@ FAMILIES = {
     # From a config.json
     "hf_decoder": "generic_decoder.generic_decoder",
     "hf_gemma": "gemma_decoders.gemma_by_layer",
+    "hf_diffusion_gemma": "gemma_decoders.diffusion_gemma",
     "hf_deepseek_v4": "deepseek.hf_deepseek_v4",
     "hf_zamba": "zamba.zamba",
     "hf_bert": "encoders.bert",

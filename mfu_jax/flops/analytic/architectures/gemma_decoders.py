@@ -5,6 +5,8 @@ Also Gemma 3n: per-layer inputs and borrowed keys, plus AltUp and Laurel.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 from mfu_jax.flops.analytic import formulas
@@ -13,11 +15,11 @@ from mfu_jax.flops.analytic.architectures.generic_decoder import (
     kinds_of_layers,
     mask_of_layer,
 )
-from mfu_jax.flops.analytic.components import Component, Layers, layers_of
+from mfu_jax.flops.analytic.components import Component, Layers, layer, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import FULL
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.masks import Mask
+from mfu_jax.flops.masks import Full, Mask
 
 _INTERVAL = 6
 # By use_double_wide_mlp: E4B, E2B. MaxText's files do not state the interval.
@@ -75,6 +77,57 @@ def gemma4_small(config: ModelConfig) -> Layers:
 
 def gemma_by_layer(config: ModelConfig) -> Layers:
     """Gemma 3n and 4 from a config.json, which lists the kind and MLP width of each layer."""
+    joined = _altup_projections(config)
+    return blocks.decoder(
+        config,
+        _listed_layers(config),
+        embedding=(*_per_layer_embedding(config), *joined),
+        closing=joined,
+    )
+
+
+def diffusion_gemma(config: ModelConfig) -> Layers:
+    """An encoder of the text and, with the same weights, a decoder of the block after it.
+
+    Each token of the block (the canvas) sees the keys that the encoder kept, and the whole block.
+    Nothing reads the encoder's last output: in its last layer, which is global, only keys and
+    values have a gradient. Self-conditioning reads zeros, as it does without earlier logits.
+    """
+    canvas, length = config.attention.causal_block_size, config.step.max_target_length
+    layers, windows = _listed_layers(config), config.attention.sliding_window_size
+
+    def encoding(part: Component, *, is_read: bool = True) -> Components:
+        read = is_read or part.name == "attention/k_proj"  # the values are the keys
+        weights = {"parameters": 0, "active_parameters": None}
+        return (part.replace(left_gradient=read, right_gradient=read, **weights),)
+
+    def decoding(part: Component, kept: int = 0) -> Components:
+        if part.mask is None:
+            return (part.replace(tokens=canvas),)
+        return (part.replace(mask=Full(keys=kept + canvas, queries=canvas)),)
+
+    encoder, decoder = [], []
+    for each in layers:
+        is_global = each.name == f"{FULL}_layers"
+        encoded = dataclasses.replace(each, name=f"encoder_{each.name}")
+        encoder.append(
+            dataclasses.replace(encoded, repeats=each.repeats - is_global).each(encoding)
+        )
+        if is_global:
+            last = dataclasses.replace(encoded, name="encoder_last_layer", repeats=1)
+            encoder.append(last.each(functools.partial(encoding, is_read=False)))
+        kept = min(length, windows - 1) if windows and not is_global else length
+        decoder.append(each.each(functools.partial(decoding, kept=kept)))
+    conditioning = layer(
+        "self_conditioning",
+        *blocks.norms(config, 1),
+        *blocks.mlp(config),
+    ).each(decoding)
+    *below, top = blocks.decoder(config, (*encoder, conditioning, *decoder))
+    return (*(each for each in below if each.repeats), top.each(decoding))
+
+
+def _listed_layers(config: ModelConfig) -> Layers:
     sizes = config.feed_forward
     first_shared = config.num_decoder_layers - config.attention.num_kv_shared_layers
     kinds = [
@@ -92,13 +145,7 @@ def gemma_by_layer(config: ModelConfig) -> Layers:
             *_extras(config),
         )
 
-    joined = _altup_projections(config)
-    return blocks.decoder(
-        config,
-        layers_of(kinds, block),
-        embedding=(*_per_layer_embedding(config), *joined),
-        closing=joined,
-    )
+    return layers_of(kinds, block)
 
 
 def _attention(config: ModelConfig, mask: Mask, *, is_global: bool, **changes: Any) -> Components:

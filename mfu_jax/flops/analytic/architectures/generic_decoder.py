@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections import Counter
+from collections.abc import Callable
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers, names
@@ -11,10 +13,13 @@ from mfu_jax.flops.analytic.components import Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import (
     BLOCK_SPARSE,
+    BORROWED,
     CHUNKED,
     FULL,
     INDEXED,
+    MESSAGES,
     NGRAM_MEMORY,
+    NOPE,
     SHARED_INDEX,
     SLIDING,
 )
@@ -29,6 +34,7 @@ def generic_decoder(config: ModelConfig) -> Layers:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
             *blocks.norms(config, config.stack.norms_per_layer),
+            *_norm_gates(config, 1 + (kind[1] == "moe")),
             *_streams(config),
             *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
@@ -39,6 +45,8 @@ def generic_decoder(config: ModelConfig) -> Layers:
         (name, parts), (_, again, graded) = block(kind[0]), kind
         if again:
             parts = tuple(part.replace(parameters=0, active_parameters=None) for part in parts)
+        else:  # no messages from an earlier pass
+            parts = tuple(p.replace(macs=0) if p.name.startswith(MESSAGES) else p for p in parts)
         if not graded:
             parts = tuple(p.replace(left_gradient=False, right_gradient=False) for p in parts)
         return f"{name}{'_again' * again}{'' if graded else '_without_gradient'}", parts
@@ -49,11 +57,26 @@ def generic_decoder(config: ModelConfig) -> Layers:
         closing = _low_rank_weights(config, "hyper_head")
     elif stack.mhc_expansion_rate > 1 and not stack.stream_mixing:  # else the mean
         closing = _stream_weights(config, "hyper_head", 1, 1)
+    if stack.residual_sources:  # Q·Kᵀ and P·V, the outputs being keys and values
+        macs = 2 * stack.residual_sources * config.emb_dim
+        mixed = formulas.Component(name="attention_residuals", kind="attention", macs=macs)
+        closing = (*closing, mixed)
     tables: Components = ()
     if memory.ngram_rows:
         tables = (formulas.table("ngram_tables", memory.ngram_rows, memory.engram_head_dim),)
     layers = layers_of(_passes(config), run)
     return blocks.decoder(config, layers, embedding=tables, closing=closing)
+
+
+def _norm_gates(config: ModelConfig, copies: int) -> Components:
+    """``[D, r], [r, D]``: each of `copies` norms gates its own output (A.X-K2)."""
+    width, rank = config.emb_dim, config.stack.norm_gate_rank
+    if not rank:
+        return ()
+    return (
+        formulas.projection("norms/gate_in", width, rank, copies=copies),
+        formulas.projection("norms/gate_out", rank, width, copies=copies),
+    )
 
 
 def _streams(config: ModelConfig) -> Components:
@@ -101,13 +124,17 @@ def _stream_weights(config: ModelConfig, name: str, outputs: int, scales: int) -
     )
 
 
-def _passes(config: ModelConfig) -> Iterator[tuple[tuple[str, str], bool, bool]]:
-    """Each run of each layer: its kind, whether it ran before, whether a gradient flows through."""
+def _passes(config: ModelConfig) -> Counter[tuple[tuple[str, str], bool, bool]]:
+    """Runs of layers by kind, whether it ran before, and whether a gradient flows through."""
     passes = config.stack.layer_passes or (1,) * config.num_decoder_layers
+    runs: Counter[tuple[tuple[str, str], bool, bool]] = Counter()
     for kind, times, graded in zip(
         kinds_of_layers(config), passes, config.stack.graded_passes or passes, strict=True
     ):
-        yield from ((kind, i > 0, i < graded) for i in range(times))
+        runs[kind, False, graded > 0] += 1
+        runs[kind, True, True] += max(graded - 1, 0)
+        runs[kind, True, False] += times - max(graded, 1)
+    return +runs  # those that there are
 
 
 def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
@@ -152,20 +179,20 @@ def token_mixer(config: ModelConfig, kind: str) -> Components:
 
 
 def _attention(config: ModelConfig, kind: str, selected: Mask | None = None) -> Components:
+    if kind == SLIDING:
+        config = config.replace(**{str(name): value for name, value in config.attention.in_windows})
     sizes, mask = config.attention, selected or mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
         attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
         return (*_gate(config), *attended)
-    windowed = kind == SLIDING and sizes.sliding_kv_heads > 0
     attended = blocks.attention(
         config,
         mask,
         bias=sizes.attention_bias,
         output_bias=sizes.attention_output_bias,
         output_gate=sizes.attention_output_gate,
-        sinks=sizes.attention_sinks and (kind == SLIDING or not sizes.sinks_in_windows),
+        sinks=sizes.attention_sinks,
         value_dim=sizes.value_head_dim,
-        **({"kv_heads": sizes.sliding_kv_heads} if windowed else {}),
         qk_norm=bool(sizes.qk_norm),
         qk_norm_all_heads=sizes.qk_norm == "all_heads",
     )
@@ -177,6 +204,10 @@ def _attention(config: ModelConfig, kind: str, selected: Mask | None = None) -> 
             *map(_twice_as_wide, attended),
             formulas.vector("attention/lambdas", 4 * sizes.head_dim),
         )
+    if sizes.qk_kernels:
+        attended = (*attended, *mixers.query_key_convolutions(config))
+    if sizes.relative_dim:
+        attended = (*attended, *mixers.relative_positions(config))
     return (*_gate(config), *attended)
 
 
@@ -194,17 +225,27 @@ def _twice_as_wide(part: formulas.Component) -> formulas.Component:
     return part.replace(macs=2 * part.macs) if part.name.endswith("scores_pv") else part
 
 
-def _selected_attention(config: ModelConfig) -> Components:
-    """Latent attention to the keys that an indexer selected."""
-    mask, sizes = TopK(config.sparse_attention.indexer_topk), config.attention
-    attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
-    sinks = formulas.vector("attention/sinks", sizes.attention_sinks * sizes.num_query_heads)
-    return (*_gate(config), *attended, sinks)
+def _indexed_attention(
+    config: ModelConfig, *, scored: bool, nope: bool, borrowed: bool
+) -> Components:
+    """Latent attention to the keys that an indexer selected.
 
-
-def _indexed_attention(config: ModelConfig) -> Components:
-    """PyTorch scores every key, even if the indexer selects them all."""
-    return (*mixers.indexer(config, scored=True), *_selected_attention(config))
+    Args:
+        scored: by an indexer of its own; PyTorch scores every key, even if it selects them all.
+        nope: keys have no rotary part.
+        borrowed: an earlier layer's latent of keys and values.
+    """
+    latent, sizes = config.latent_attention, config.attention
+    if nope:
+        width = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+        config = config.replace(qk_nope_head_dim=width, qk_rope_head_dim=0)
+    mask = TopK(config.sparse_attention.indexer_topk)
+    return (
+        *(mixers.indexer(config, scored=True) if scored else ()),
+        *_gate(config),
+        *mixers.latent_attention(config, mask, bias=sizes.attention_bias, borrowed=borrowed),
+        formulas.vector("attention/sinks", sizes.attention_sinks * sizes.num_query_heads),
+    )
 
 
 def _block_sparse_attention(config: ModelConfig) -> Components:
@@ -214,10 +255,17 @@ def _block_sparse_attention(config: ModelConfig) -> Components:
 
 _ATTENTION = (FULL, SLIDING, CHUNKED)
 _MIXERS: dict[str, Callable[[ModelConfig], Components]] = {
-    INDEXED: _indexed_attention,
-    SHARED_INDEX: _selected_attention,
+    **{
+        f"{kind}{nope}{borrowed}": functools.partial(
+            _indexed_attention, scored=kind == INDEXED, nope=bool(nope), borrowed=bool(borrowed)
+        )
+        for kind in (INDEXED, SHARED_INDEX)
+        for nope in ("", NOPE)
+        for borrowed in ("", BORROWED)
+    },
     BLOCK_SPARSE: _block_sparse_attention,
     NGRAM_MEMORY: mixers.ngram_memory,
+    MESSAGES: mixers.messages,
     "linear_attention": mixers.gated_delta_net,
     "mamba": mixers.mamba,
     "mamba2": mixers.mamba2,
@@ -239,8 +287,12 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
         return (*blocks.mlp(config), *scalars)
     if kind == "rwkv":
         return mixers.rwkv_channel_mixing(config)
+    if kind == "dense+moe":
+        return (*_feed_forward(config, "dense"), *_feed_forward(config, "moe"))
     if kind != "moe":
-        raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
+        raise UserError(
+            f"feed_forward_types has {kind!r}; expected dense, moe, dense+moe, rwkv or none"
+        )
     sizes = config.experts
     width, latent = config.emb_dim, sizes.moe_expert_input_dim
     biased = config.feed_forward.use_bias
@@ -255,9 +307,28 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
             formulas.projection(names.ROUTER, width, sizes.num_experts, bias=sizes.routed_bias),
             formulas.projection("moe/latent/in_proj", width, latent, bias=biased),
             *(part for part in experts if part.name != names.ROUTER),
-            formulas.norm("moe/latent/norm", latent * sizes.latent_norm),
+            formulas.norm("moe/latent/norm", latent, copies=sizes.latent_norms),
             formulas.projection("moe/latent/out_proj", latent, width, bias=biased),
         )
+    if sizes.router_rank:
+        experts = (*_deep_router(config), *(part for part in experts if part.name != names.ROUTER))
+    if sizes.idle_moe_mlp_dim:
+        others = config.replace(moe_mlp_dim=sizes.idle_moe_mlp_dim, shared_experts=0)
+        idle = blocks.moe(others, bias=sizes.expert_bias)
+        unused = {"macs": 0, "active_parameters": 0}
+        experts += tuple(part.replace(name=f"idle_{part.name}", **unused) for part in idle)
     if not sizes.shared_expert_gate:
         return experts
-    return (*experts, formulas.projection(names.SHARED_GATE, config.emb_dim, 1))
+    gates = max(sizes.shared_experts, 1)
+    return (*experts, formulas.projection(names.SHARED_GATE, config.emb_dim, gates))
+
+
+def _deep_router(config: ModelConfig) -> Components:
+    """``[D, r]``, a norm, two of ``[r, r]``, and ``[r, E]``."""
+    sizes, rank = config.experts, config.experts.router_rank
+    return (
+        formulas.projection(f"{names.ROUTER}/down", config.emb_dim, rank, bias=True),
+        formulas.norm(f"{names.ROUTER}/norm", rank),
+        formulas.projection(f"{names.ROUTER}/hidden", rank, rank, bias=True, copies=2),
+        formulas.projection(names.ROUTER, rank, sizes.num_experts + sizes.zero_experts),
+    )

@@ -12,7 +12,7 @@ Fields that a config omits take their defaults from transformers 5.23.0
 Adding one, in this order: a row of `decoder_table`, or a function (`model_type` is in `common`);
 into ``defaults.yml`` what ``python -m scripts.hugging_face_defaults NAME`` prints; into
 tests/data/hf_defaults.json the real model's counts, which ``python -m
-scripts.count_hugging_face NAME`` prints and the existing tests read; its name in
+tests.support.count_hugging_face NAME`` prints and the existing tests read; its name in
 docs/huggingface.md.
 """
 
@@ -78,11 +78,12 @@ def _text(config: Mapping[str, Any]) -> Fields:
     Raises:
         UserError: there is no text model of a known type.
     """
-    outer, part, path = str(config["model_type"]), config, ""
+    outer, holder, part, path = str(config["model_type"]), config, config, ""
     for name in ("thinker_config", "text_config"):
         if isinstance(nested := part.get(name), Mapping):
-            part, path = nested, f"{path}{name}."
-    kind = str(part.get("model_type", f"{outer}_text") if path else f"{outer}_text")
+            holder, part, path = part, nested, f"{path}{name}."
+    own_kind = f"{outer.removesuffix('_mm_model')}_text"
+    kind = str(part.get("model_type", own_kind) if path else own_kind)
     if kind not in TRANSLATIONS or kind in _ENCODERS or outer.endswith("_assistant"):
         raise UserError(
             f"model_type={outer[:60]!r} is not known{_recognised(part)}; no count is guessed",
@@ -97,9 +98,10 @@ def _text(config: Mapping[str, Any]) -> Fields:
         stacklevel=4,
     )
     own = {"architectures": config.get("architectures")}
-    # The head is the wrapper's, which says whether it is tied, unless it is part of the text model.
+    # The head is the wrapper's (a thinker's), which says whether it is tied, unless it is part of
+    # the text model.
     if outer not in wrappers("wrappers_with_inner_head"):
-        own["tie_word_embeddings"] = config.get(
+        own["tie_word_embeddings"] = holder.get(
             "tie_word_embeddings", outer in wrappers("tied_wrappers")
         )
     return Fields({**part, **own}, kind, path)
@@ -119,12 +121,15 @@ _ENCODERS = (
 )
 
 
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForBlockDiffusion")
+
+
 def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:
     """Keeps or drops the head, like the class in ``architectures``; encoders have their own."""
     names = c.list_of(str, "architectures")
     if not names or config.encoder != EncoderConfig():
         return config
-    if names[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+    if names[0].endswith(_WITH_HEAD):
         return config
     # Only families that list their layers can be counted without a head.
     if names[0].endswith("Model") and "For" not in names[0] and config.stack.layer_types:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.fields import Fields
@@ -104,6 +104,26 @@ def layer_types(
     if given is None:
         given = [default(i) for i in range(layers)]
     return [renamed.get(kind, kind) for kind in checked_length(c, name, given)]
+
+
+def changed_layers(c: Fields, kinds: list[str], kind: str) -> Fields | None:
+    """The config that layers of one kind have by ``per_layer_config``; None if the file has none.
+
+    Raises:
+        UserError: it changes other layers, or not each of them in the same way.
+    """
+    given = c.get("per_layer_config")
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        c.fail("per_layer_config", "expected an object")
+    numbers = {int(key) if str(key).isdecimal() and len(str(key)) < 7 else -1 for key in given}
+    if numbers and numbers != {i for i, each in enumerate(kinds) if each == kind}:
+        c.fail("per_layer_config", f"expected the layers with {kind}, or none")
+    changes = list(given.values()) or [{}]
+    if not isinstance(changes[0], Mapping) or any(each != changes[0] for each in changes):
+        c.fail("per_layer_config", "expected the same sizes in each layer")
+    return c.with_values(**changes[0])
 
 
 def has_rope(c: Fields) -> Callable[[int], int]:

@@ -107,6 +107,12 @@ def _interval_windows(c: Fields) -> list[str]:
     return layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
 
 
+def _full_from_last(c: Fields) -> list[str]:
+    """Full attention in every fourth layer, counted from the last."""
+    last = c.size("num_hidden_layers") - 1
+    return layer_types(c, lambda i: SLIDING if (last - i) % 4 else FULL)
+
+
 def _rope_free_windows(c: Fields) -> list[str]:
     """Windows, if used, in the layers without rotary positions."""
     windowed, rotary = (
@@ -231,13 +237,10 @@ _DENSE = {
         attention_bias=True, attention_output_bias=False, layer_types=_late_windows
     ),
     ("qwen3", "qwen3_vl_text"): _llama(qk_norm="head", layer_types=_late_windows),
-    # Full attention in every fourth layer, counted from the last
     ("muse_glimmer_text",): _llama(
         norms_per_layer=4,
         attention_gate_width=_size("head_dim"),
-        layer_types=lambda c: layer_types(
-            c, lambda i: SLIDING if (c.size("num_hidden_layers") - 1 - i) % 4 else FULL
-        ),
+        layer_types=_full_from_last,
     ),
     # xIELU has two learned scalars
     ("apertus", "apertus1p5_text"): _llama(
@@ -426,6 +429,15 @@ _MIXTURES = {
         attention_output_bias=False,
         qk_norm=_choice("use_qk_norm", "head", ""),
     ),
+    # Three norms and two gates of the residual per layer; norms before and after narrower experts
+    ("muse_spark_text",): _llama(
+        _experts("num_local_experts"),
+        norms_per_layer=5,
+        attention_gate_width=_size("head_dim"),
+        layer_types=_full_from_last,
+        moe_expert_input_dim=_size("moe_hidden_size"),
+        latent_norms=2,
+    ),
     # Like qwen3_next, with windows too, without the gates of attention and of the shared expert
     ("lara_mini",): _llama(
         delta_net,
@@ -440,6 +452,12 @@ _MIXTURES = {
     ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
     ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(latent, _deepseek()),
     ("deepseek_ocr2_text",): _llama(_deepseek(1)),
+    # Windows do not hide what was read before decoding, which in training is everything.
+    ("unlimited_ocr_text",): _llama(
+        lambda c: deepseek_experts(c, c.size("first_k_dense_replace", 1, zero=True)),
+        lambda c: heads(c, floor=True, derived=True),
+        sliding_window_size=0,
+    ),
     ("glm4_moe_lite",): _llama(latent, _deepseek(1)),
 }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
     audio_channels,
+    changed_layers,
     checked_length,
     decoder,
     every,
@@ -14,6 +14,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     layer_types,
     model_type,
     per_layer_inputs,
+    refuse,
     tied_text,
     vision_encoder,
 )
@@ -161,31 +162,32 @@ def gemma4_text(c: Fields) -> ModelConfig:
 
 def _global_heads(c: Fields, kinds: list[str], *, equal: bool) -> dict[str, int]:
     """Width and number of the global layers' heads, from their own fields or per_layer_config."""
-    given = c.get("per_layer_config")
-    if given is None:
+    if changed := changed_layers(c, kinds, FULL):
+        kv_heads = changed.size("num_key_value_heads")
         return {
-            "global_head_dim": c.size("global_head_dim", 512),
-            "global_num_kv_heads": c.optional_size("num_global_key_value_heads") if equal else 0,
+            "global_head_dim": changed.size("head_dim"),
+            "global_num_kv_heads": kv_heads if kv_heads != c.size("num_key_value_heads") else 0,
         }
-    if not isinstance(given, Mapping):
-        c.fail("per_layer_config", "expected an object")
-    named = {str(key): value for key, value in given.items()}
-    numbers = {int(key) if key.isdecimal() and len(key) < 7 else -1 for key in named}
-    if numbers and numbers != {i for i, kind in enumerate(kinds) if kind == FULL}:
-        c.fail("per_layer_config", "expected the layers with full attention, or none")
-    layers = c.with_values(per_layer_config=named).nested("per_layer_config", c.model_type)
-    changed = [layers.nested(key, c.model_type) for key in named]
-    sizes = {
-        (
-            one.size("head_dim") if one.has("head_dim") else 0,
-            one.size("num_key_value_heads") if one.has("num_key_value_heads") else 0,
-        )
-        for one in changed
+    return {
+        "global_head_dim": c.size("global_head_dim", 512),
+        "global_num_kv_heads": c.optional_size("num_global_key_value_heads") if equal else 0,
     }
-    if len(sizes) > 1:
-        c.fail("per_layer_config", "expected the same sizes in each layer")
-    head_dim, kv_heads = sizes.pop() if sizes else (0, 0)
-    return {"global_head_dim": head_dim, "global_num_kv_heads": kv_heads}
+
+
+@model_type("diffusion_gemma")
+def diffusion_gemma(c: Fields) -> ModelConfig:
+    """Gemma 4 as an encoder and a decoder of blocks of text, with experts in every layer."""
+    if not c.flag("tie_word_embeddings"):
+        c.fail("tie_word_embeddings", "expected true: encoder and decoder have the same weights")
+    text = tied_text(c, "diffusion_gemma_text")
+    refuse(text, "attention_bias")  # the only weights that transformers has twice
+    always = {"attention_k_eq_v": True, "enable_moe_block": True}
+    return gemma4_text(text.with_values(**always)).replace(
+        decoder_block="hf_diffusion_gemma",
+        causal_block_size=c.size("canvas_length"),
+        vision_tower="gemma4",
+        **_vision(c.nested("vision_config", "gemma4_vision")),
+    )
 
 
 @model_type("gemma4")

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
+    changed_layers,
     checked_length,
     decoder,
     deepseek_experts,
     every,
     experts,
+    has_rope,
     layer_types,
     model_type,
-    needs_trace,
     refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.model_configs.layers import INDEXED, SHARED_INDEX
+from mfu_jax.flops.analytic.model_configs.layers import (
+    BORROWED,
+    FULL,
+    INDEXED,
+    NOPE,
+    SHARED_INDEX,
+    SLIDING,
+)
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
@@ -43,10 +52,79 @@ def latent(c: Fields) -> dict[str, Any]:
 @model_type("axk1")
 def axk1(c: Fields) -> ModelConfig:
     """Like deepseek_v3, with a norm after the experts."""
-    needs_trace(c, "moe_layer_freq", without=1)
-    values = deepseek_experts(c, c.size("first_k_dense_replace", 1, zero=True))
+    values = deepseek_experts(c, _is_sparse(c))
     sparse = values["feed_forward_types"].count("moe")
     return decoder(c, **latent(c), **values, further_vectors=sparse * c.size("hidden_size"))
+
+
+@model_type("axk2")
+def axk2(c: Fields) -> ModelConfig:
+    """Like deepseek_v32; gates after norms, and queries that also produce an output gate."""
+    return decoder(
+        c,
+        norm_gate_rank=c.size("gated_norm_rank"),
+        gated_queries=True,
+        **latent(c),
+        **deepseek_experts(c, _is_sparse(c)),
+        **_indexer(c),
+    )
+
+
+@model_type("dots3_note_text")
+def dots3_note_text(c: Fields) -> ModelConfig:
+    """Latent attention with an indexer, or windows with sizes of their own; one gate per head."""
+    renamed = {}
+    if c.has("use_dsa") or not c.has("per_layer_config"):
+        sparse = c.flag("use_dsa", default=True)
+        renamed = {FULL: INDEXED} if sparse else {INDEXED: FULL}
+    windows = c.flag("use_sliding_window", default=True)
+    indexed = _indexer(
+        c, lambda i: SLIDING if windows and i > 1 and i % 4 != 1 else INDEXED, **renamed
+    )
+    kinds, sizes = indexed["layer_types"], latent(c)
+    in_windows = latent(changed_layers(c, kinds, SLIDING) or _dots_windows(c))
+    # One more norm, of the rotary part of the keys
+    rope = {True: in_windows["qk_rope_head_dim"], False: sizes["qk_rope_head_dim"]}
+    return decoder(
+        c,
+        use_bias=False,  # transformers does not read mlp_bias
+        attention_gate_width=1,
+        in_windows=list(in_windows.items()),
+        sliding_window_size=c.size("sliding_window", c.size("sliding_window_size", 512)),
+        further_vectors=sum(rope[kind == SLIDING] for kind in kinds),
+        shared_expert_dim=c.size(
+            "moe_shared_expert_intermediate_size", c.size("shared_experts_intermediate_size")
+        ),
+        **sizes,
+        **deepseek_experts(c, _is_sparse(c)),
+        **indexed,
+    )
+
+
+def _dots_windows(c: Fields) -> Fields:
+    """The sizes of the windowed layers in published files, or else their defaults."""
+    defaults = {
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 1024,
+        "head_dim": 256,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 128,
+    }
+    sizes = {name: c.size(f"swa_{name}", size) for name, size in defaults.items()}
+    rope = c.size("swa_qk_rope_head_dim", sizes["head_dim"] - sizes["qk_nope_head_dim"])
+    return c.with_values(qk_rope_head_dim=rope, **sizes)
+
+
+def _is_sparse(c: Fields) -> Callable[[int], bool]:
+    """Whether a layer has experts: from the first on every n-th, or as listed."""
+    first = c.size("first_k_dense_replace", 1, zero=True)
+    if isinstance(c.get("moe_layer_freq"), list | tuple):
+        listed = c.list_of(int, "moe_layer_freq") or []
+        return lambda i: i >= first and listed[i : i + 1] != [0]
+    step = c.size("moe_layer_freq", 1)
+    return lambda i: i >= first and i % step == 0
 
 
 @model_type("deepseek_v32", "glm_moe_dsa")
@@ -77,7 +155,10 @@ def _indexer(
 
 
 # Types whose layers may reuse an indexer, and the interval of the layers with one of their own.
-_SHARING = {"glm_moe_dsa": 1, "glm5_next_text": 1, "hy_v4": 4, "hy_v4_vl_text": 4}
+_SHARING = {
+    **dict.fromkeys(("glm_moe_dsa", "glm5_next_text", "mistral_large4_text"), 1),
+    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), 4),
+}
 
 
 def _own_indexers(c: Fields, default: int) -> list[bool]:
@@ -131,6 +212,62 @@ def glm5_next_text(c: Fields) -> ModelConfig:
         **latent(c),
         **deepseek_experts(c, 3),
         **kinds,
+    )
+
+
+@model_type("mistral_large4_text")
+def mistral_large4_text(c: Fields) -> ModelConfig:
+    """Latent attention with an indexer on the layer's input, in some layers without rotary keys.
+
+    A layer may use an earlier one's latent. Queries are scaled by two weights a head, the indexer's
+    too, whose input has a norm; the rotary frequencies are learned.
+    """
+    if c.has("num_experts"):
+        c = c.with_values(n_routed_experts=c.size("num_experts"))
+    layers, sizes, indexed, rotary = (
+        c.size("num_hidden_layers"),
+        latent(c),
+        _indexer(c),
+        has_rope(c),
+    )
+    sources = c.list_of(int, "kv_source_layers") or list(range(layers))
+    kinds = [
+        f"{kind}{'' if rotary(i) else NOPE}{'' if source == i else BORROWED}"
+        for i, (kind, source) in enumerate(
+            zip(indexed["layer_types"], checked_length(c, "kv_source_layers", sources), strict=True)
+        )
+    ]
+    of_indexer = 2 * (c.size("hidden_size") + indexed["indexer_n_heads"])
+    return decoder(
+        c,
+        further_vectors=sum(kind.startswith(INDEXED) for kind in kinds) * of_indexer
+        + 2 * layers * sizes["num_query_heads"]
+        + sizes["qk_rope_head_dim"] // 2,
+        **sizes,
+        **deepseek_experts(c, "first_k_dense_replace"),
+        **{**indexed, "layer_types": kinds},
+    )
+
+
+@model_type("longcat_flash")
+def longcat_flash(c: Fields) -> ModelConfig:
+    """Two blocks of attention and MLP a layer, and beside the first experts for its input.
+
+    Some experts compute nothing. If routing is uniform, their share of a token's is that of all.
+    """
+    layers = c.size("num_hidden_layers", 2 * c.size("num_layers")) // 2
+    values = experts(c, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
+    idle = c.optional_size("zero_expert_num")
+    share = Fraction(idle, idle + values["num_experts"])
+    return decoder(
+        c.with_values(num_hidden_layers=2 * layers),
+        feed_forward_types=("dense+moe", "dense") * layers,
+        mlp_dim=c.size("ffn_hidden_size"),
+        routed_bias=c.flag("router_bias"),
+        zero_experts=idle,
+        zero_experts_per_tok=share * values["num_experts_per_tok"],
+        **latent(c),
+        **values,
     )
 
 

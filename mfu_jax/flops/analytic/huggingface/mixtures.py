@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
     TRANSLATIONS,
+    changed_layers,
+    checked_length,
     decoder,
     every,
     experts,
@@ -184,6 +186,60 @@ def ernie4_5_moe(c: Fields) -> ModelConfig:
     )
 
 
+@model_type("ernie4_5_vl_moe_text")
+def ernie4_5_vl_moe_text(c: Fields) -> ModelConfig:
+    """Like ernie4_5_moe; as many further experts, which only images use, have another width."""
+    widths = c.list_of(int, "moe_intermediate_size") or [1536, 512]
+    if len(widths) != 2:
+        c.fail("moe_intermediate_size", "expected two numbers, for text and for images")
+    return decoder(
+        c,
+        attention_bias=c.flag("use_bias"),
+        use_bias=c.flag("use_bias"),
+        routed_bias=True,
+        idle_moe_mlp_dim=widths[1],
+        **experts(
+            c.with_values(moe_intermediate_size=widths[0]),
+            "moe_num_experts",
+            used="moe_k",
+            where=1,
+            shared="moe_num_shared_experts",
+        ),
+    )
+
+
+@model_type("step3p5")
+def step3p5(c: Fields) -> ModelConfig:
+    """One gate per head; windowed layers have their own number of heads; a shared expert."""
+    layers = c.size("num_hidden_layers")
+    # Published files also list the prediction modules.
+    for name in ("layer_types", "mlp_layer_types"):
+        c = c.with_values(**{name: (c.list_of(str, name) or [])[:layers] or None})
+    kinds, other = layer_types(c, lambda _: FULL), c.get("attention_other_setting")
+    own = c.with_values(**other) if isinstance(other, Mapping) else c
+    query_heads = c.size("num_sliding_attention_heads", own.size("num_attention_heads"))
+    windowed = changed_layers(c, kinds, SLIDING) or c.with_values(num_attention_heads=query_heads)
+    return decoder(
+        c,
+        qk_norm="head",
+        attention_gate_width=1,
+        layer_types=kinds,
+        in_windows=list(heads(windowed).items()) if SLIDING in kinds else (),
+        **shared_expert(c, "share_expert_dim"),
+        **experts(c, "n_routed_experts", where=_numbered(c, "moe_layers_enum", range(3, layers))),
+    )
+
+
+def _numbered(c: Fields, name: str, default: Iterable[int]) -> Callable[[int], bool]:
+    """Whether a layer's number is in a list, or in a text such as ``3,4,5``."""
+    given = c.get(name, default)
+    try:
+        found = {int(i) for i in (given.split(",") if isinstance(given, str) else given)}
+    except (TypeError, ValueError):
+        c.fail(name, "expected numbers of layers, such as '3,4,5'")
+    return found.__contains__
+
+
 @model_type("flint")
 def flint(c: Fields) -> ModelConfig:
     """One sink per head; full attention in layers 0, 1, 5, 9, … and the last; a shared expert."""
@@ -220,14 +276,22 @@ def afmoe(c: Fields) -> ModelConfig:
 @model_type("laguna")
 def laguna(c: Fields) -> ModelConfig:
     """One gate per head or channel; a shared expert; a bias helps select the experts."""
-    if len(set(c.list_of(int, "num_attention_heads_per_layer") or [0])) > 1:
-        c.fail("num_attention_heads_per_layer", "expected the same number in each layer")
-    attention = heads(c)
+    name, kinds = "num_attention_heads_per_layer", layer_types(c, lambda _: FULL)
+    default = [c.size("num_attention_heads")] * len(kinds)
+    counts = checked_length(c, name, c.list_of(int, name) or default)
+    of_kind = dict(zip(kinds, counts, strict=True))
+    if [of_kind[kind] for kind in kinds] != counts:
+        c.fail(name, "expected one number for all layers of a kind")
+    attention, windowed = (
+        heads(c.with_values(num_attention_heads=of_kind.get(kind, counts[0])))
+        for kind in (FULL, SLIDING)
+    )
     return decoder(
         c,
         qk_norm="head",
         attention_gate_width=1 if c.get("gating") in (True, "per-head") else attention["head_dim"],
-        layer_types=layer_types(c, lambda _: FULL),
+        layer_types=kinds,
+        in_windows=list(windowed.items()),
         routed_bias=True,
         **shared_expert(c, "shared_expert_intermediate_size"),
         **experts(c, "num_experts", where=1),
@@ -263,9 +327,7 @@ def mimo_v2_flash(c: Fields) -> ModelConfig:
     return decoder(
         c,
         attention_output_bias=False,
-        attention_sinks=True,
-        sinks_in_windows=True,
-        sliding_kv_heads=doubled,
+        in_windows=[("num_kv_heads", doubled), ("attention_sinks", 1)],
         value_head_dim=c.size("v_head_dim"),
         sliding_window_size=window + 1 if window else c.size("sliding_window"),
         layer_types=layer_types(c, lambda i: FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING),

@@ -227,7 +227,7 @@ def kimi_linear(c: Fields) -> ModelConfig:
         gdn_low_rank_gates=1 if nested.get("use_full_rank_gate") is True else 2,
         attention_gate_width=sizes["v_head_dim"] if c.flag("mla_use_output_gate") else 0,
         moe_expert_input_dim=c.optional_size("routed_expert_hidden_size"),
-        latent_norm=True,
+        latent_norms=1,
         further_vectors=2 * width * (2 * c.size("num_hidden_layers") + 1) if residuals else 0,
         **sizes,
         **experts(
@@ -255,9 +255,10 @@ def bailing_hybrid(c: Fields) -> ModelConfig:
         logits_via_embedding=False,  # transformers does not read tie_word_embeddings
         layer_types=layer_types(c, every(group, FULL, "kimi_delta"), linear_attention="kimi_delta"),
         attention_gate_width=1,
-        gdn_num_value_heads=c.size("num_attention_heads"),
-        gdn_value_head_dim=c.size("head_dim"),
-        gdn_conv_kernel_dim=c.size("short_conv_kernel_size"),
+        # transformers saves these with names of their own, and the rotary width as head_dim.
+        gdn_num_value_heads=c.size("linear_num_heads", c.size("num_attention_heads")),
+        gdn_value_head_dim=c.size("linear_head_dim", c.size("head_dim")),
+        gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim", c.size("short_conv_kernel_size")),
         **latent(c),
         **experts(c, "num_local_experts", where="first_k_dense_replace", shared="n_shared_experts"),
     )
@@ -297,7 +298,7 @@ def hrm_text(c: Fields) -> ModelConfig:
     high, low = c.size("H_cycles"), c.size("L_cycles")
     stack = c.size("num_layers_per_stack", c.size("num_hidden_layers"))
     given = c.list_of(int, "L_bp_cycles") or [2]
-    graded = ([1] * max(0, high - len(given)) + given)[:high]
+    graded = max(0, high - len(given)) + sum(min(number, low) for number in given[:high])
     inner = c.with_values(num_hidden_layers=2 * stack)
     sizes = heads(c)
     return decoder(
@@ -305,8 +306,32 @@ def hrm_text(c: Fields) -> ModelConfig:
         normalization="none",
         attention_gate_width=sizes["head_dim"],
         layer_passes=(high * low,) * stack + (high,) * stack,
-        graded_passes=(sum(min(g, low) for g in graded),) * stack + (high,) * stack,
+        graded_passes=(graded,) * stack + (high,) * stack,
         further_vectors=c.size("hidden_size"),
+        **sizes,
+    )
+
+
+@model_type("zaya")
+def zaya(c: Fields) -> ModelConfig:
+    """Convolutions over queries and keys, a router of four matrices, scales and shifts of streams.
+
+    A token may skip its expert; PyTorch then computes one and multiplies by 0, counted here too.
+    """
+    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
+    rank, sizes = c.size("router_hidden_size"), heads(c)
+    return decoder(
+        c,
+        mlp_dim=0,
+        head_bias=c.flag("lm_head_bias"),
+        qk_kernels=(c.size("cca_time0"), c.size("cca_time1")),
+        router_rank=rank,
+        zero_experts=1,
+        layer_types=layer_types(c, lambda _: FULL, hybrid=FULL, hybrid_sliding=SLIDING),
+        further_vectors=(8 * layers + 2) * width
+        + layers * sizes["num_kv_heads"]
+        + (layers - 1) * rank,
+        **experts(c, "num_experts", where=0),
         **sizes,
     )
 

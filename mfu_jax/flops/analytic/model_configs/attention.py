@@ -20,9 +20,12 @@ class AttentionConfig(FieldGroup):
         attention_gate_width: width per head of a gate with its own projection.
         differential: the difference of two softmaxes weighs values of twice the width.
         value_head_dim: width of a value head, if it differs from `head_dim`.
-        sliding_kv_heads: key/value heads of windowed layers, if not `num_kv_heads`.
-        sinks_in_windows: only windowed layers have `attention_sinks`.
+        in_windows: fields of the config with the values that windowed layers have instead.
         bidirectional: no causal mask.
+        relative_dim: width in which a query chooses among the learned biases of `relative_extent`
+            distances.
+        projected_sinks: the sinks come from the input; `projected_taps`: as do a convolution's.
+        qk_kernels: of convolutions over queries and keys, per channel, then within heads (ZAYA).
     """
 
     num_query_heads: int = 0
@@ -52,9 +55,13 @@ class AttentionConfig(FieldGroup):
     attention_gate_width: int = hugging_face(0)
     differential: bool = hugging_face(False)
     value_head_dim: int = hugging_face(0)
-    sliding_kv_heads: int = hugging_face(0)
-    sinks_in_windows: bool = hugging_face(False)
+    in_windows: tuple[tuple[int | str, ...], ...] = hugging_face(())
     bidirectional: bool = hugging_face(False)
+    relative_dim: int = hugging_face(0)
+    relative_extent: int = hugging_face(0)
+    projected_sinks: bool = hugging_face(False)
+    projected_taps: bool = hugging_face(False)
+    qk_kernels: tuple[int, ...] = hugging_face(())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,13 +74,20 @@ class AttentionConfig(FieldGroup):
 
 @field_group
 class LatentAttentionConfig(FieldGroup):
-    """Ranks and head widths of multi-head latent attention (MLA)."""
+    """Ranks and head widths of multi-head latent attention (MLA).
+
+    Attributes:
+        gated_queries: the up-projection of the queries reads the latent before its norm, too, and
+            also produces a gate as wide as the values (A.X-K2).
+    """
 
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+
+    gated_queries: bool = hugging_face(False)
 
 
 @field_group

@@ -7,7 +7,9 @@ from mfu_jax.flops.exact import Number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 INDEXED, SHARED_INDEX, HYBRID = "indexed_attention", "shared_index_attention", "hybrid"
-BLOCK_SPARSE, NGRAM_MEMORY = "block_sparse_attention", "ngram_memory"
+BLOCK_SPARSE, NGRAM_MEMORY, MESSAGES = "block_sparse_attention", "ngram_memory", "messages"
+# Suffixes of kinds of indexed attention: keys without a rotary part; an earlier layer's latent.
+NOPE, BORROWED = "_nope", "_borrowed"
 
 
 @field_group
@@ -43,9 +45,13 @@ class ExpertsConfig(FieldGroup):
         routed_bias: bias of the router; `expert_bias`: of the routed experts.
         shared_expert_dim: hidden width of the shared expert, if it is not
             ``shared_experts · moe_mlp_dim``.
-        latent_norm: whether a norm follows experts of the width `moe_expert_input_dim`.
-        shared_expert_gate: a ``[D, 1]`` gate scales the shared expert.
+        latent_norms: norms before or after experts of the width `moe_expert_input_dim`.
+        shared_expert_gate: a ``[D, 1]`` gate scales each shared expert.
         moe_beside_mlp: every layer has experts in addition to its MLP.
+        idle_moe_mlp_dim: hidden width of as many routed experts that no token of text uses.
+        router_rank: width of a router of four matrices; 0: it is one.
+        zero_experts: further experts in the router, which compute nothing: FLOPs depend on the
+            tokens; `zero_experts_per_tok`: how many of them a token is counted with.
     """
 
     num_experts: int = 1
@@ -62,8 +68,12 @@ class ExpertsConfig(FieldGroup):
     expert_bias: bool = hugging_face(False)
     shared_expert_dim: int = hugging_face(0)
     shared_expert_gate: bool = hugging_face(False)
-    latent_norm: bool = hugging_face(False)
+    latent_norms: int = hugging_face(0)
     moe_beside_mlp: bool = hugging_face(False)
+    router_rank: int = hugging_face(0)
+    zero_experts: int = hugging_face(0)
+    zero_experts_per_tok: Number = hugging_face(0)
+    idle_moe_mlp_dim: int = hugging_face(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,15 +94,21 @@ class LayerStackConfig(FieldGroup):
         mtp_num_layers: number of multi-token-prediction modules.
         layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
             ``chunked_attention``, ``indexed_attention`` (an indexer selects each query's keys),
-            ``shared_index_attention`` (an earlier layer's selects them), ``block_sparse_attention``
-            (it selects blocks of them),
+            ``shared_index_attention`` (an earlier layer selects them), either with ``_nope`` (keys
+            without a rotary part) and ``_borrowed`` (an earlier layer's latent),
+            ``block_sparse_attention`` (it selects blocks of them),
             ``linear_attention`` (gated delta net), ``kimi_delta``, ``lightning_attention``,
             ``mamba``, ``mamba2``, ``conv`` (gated short convolution), ``recurrent`` (RG-LRU),
-            ``rwkv``, ``ngram_memory``, ``none``; ``mamba2+full_attention``: both.
-        feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``.
+            ``rwkv``, ``ngram_memory``, ``messages``, ``none``; ``mamba2+full_attention``: both.
+        feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``;
+            ``dense+moe``: both.
         layer_passes: how often each layer runs, if not once (a looped model);
             `graded_passes`: how many of these a gradient flows through.
-        norms_per_layer: norms over the model width per layer.
+        message_rank: rank of the gates for the messages of a layer's previous pass.
+        residual_sources: sum over all passes, layers and queries of the earlier outputs that a
+            learned query chooses from (attention residuals).
+        norms_per_layer: norms over the model width per layer; `norm_gate_rank`: rank of the gates
+            after those before attention and experts.
         final_norm: whether a norm with weights follows the last layer.
         altup_inputs: streams of AltUp; 0: none.
         laurel_rank: rank of the low-rank residual; 0: none.
@@ -112,7 +128,10 @@ class LayerStackConfig(FieldGroup):
     stream_mixing: bool = hugging_face(False)
     layer_passes: tuple[int, ...] = hugging_face(())
     graded_passes: tuple[int, ...] = hugging_face(())
+    message_rank: int = hugging_face(0)
+    residual_sources: int = hugging_face(0)
     norms_per_layer: int = hugging_face(2)
+    norm_gate_rank: int = hugging_face(0)
     final_norm: bool = hugging_face(True)
     altup_inputs: int = hugging_face(0)
     laurel_rank: int = hugging_face(0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mfu_jax.flops import names
 from mfu_jax.flops.count import operation
@@ -39,23 +39,25 @@ class FoundMatmul(NamedTuple):
 MODEL_PHASES = ("forward", "evaluation", "backward")
 _SHARD_MAP = "/shard_map/"  # around work that each device runs because the user wrote it so
 _BEYOND = (names.TILES_STATED, names.TILES_ASSUMED, names.ON_PADDING)
+# Sums that are not parts of one whole.
+_TO_NEAREST = ("repeated", "repeated_attention", "repeated_by_user", "overhang")
 _AGAIN = ("rematerialized", "xla_rematerialized")
 
 
 @dataclass(slots=True)
 class MatmulSums:
-    """What the top-down pass adds up."""
+    """What the top-down pass adds up: by phase, and under the names of `ExecutedCount`."""
 
     phases: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    scopes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    dtypes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    by_scope: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    by_dtype: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     kernels: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     attention_kernels: Number = 0
     repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
     repeated_attention: Fraction = Fraction(0)
     repeated_by_user: Fraction = Fraction(0)
-    operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    duplicated: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    by_operation: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    duplicated_operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     padding: Number = 0
     expansion: Number = 0
     in_pieces: dict[str, dict[str, Number]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class MatmulSums:
     kernels_xla: int = 0
     vector_matmuls: Number = 0
     vector_once: int = 0
-    passes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    hardware_passes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     beyond: dict[str, Number] = field(default_factory=lambda: dict.fromkeys(_BEYOND, 0))
     overhang: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     recomputed_in_kernels: Number = 0
@@ -81,11 +83,11 @@ class MatmulSums:
         if any(matmul.beyond):
             for label, flops in zip(_BEYOND, matmul.beyond, strict=True):
                 self.beyond[label] += runs * flops
-        self.scopes[scope.path] += runs * matmul.flops
-        self.dtypes[matmul.dtype] += runs * matmul.flops
+        self.by_scope[scope.path] += runs * matmul.flops
+        self.by_dtype[matmul.dtype] += runs * matmul.flops
         self.loops_once += once * matmul.flops
         if matmul.passes:
-            self.passes[matmul.passes] += runs * matmul.flops
+            self.hardware_passes[matmul.passes] += runs * matmul.flops
         if matmul.is_vector:
             self.vector_matmuls += runs * matmul.flops
             self.vector_once += once * matmul.flops
@@ -105,7 +107,7 @@ class MatmulSums:
         """
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
         needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)
-        self.operations[name] += item.runs * needed
+        self.by_operation[name] += item.runs * needed
         if pieces:
             operations = self.in_pieces.setdefault(pieces, {})
             operations[name] = operations.get(name, 0) + item.runs * needed
@@ -121,7 +123,7 @@ class MatmulSums:
     def add_duplicate(self, item: FoundMatmul, scope: Scope) -> None:
         """Adds a forward or backward matmul that repeats another one on the same operands."""
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
-        self.duplicated[name] += item.runs * item.matmul.flops
+        self.duplicated_operations[name] += item.runs * item.matmul.flops
 
     def add_repeated(self, item: FoundMatmul, replicas: ReplicaGroups, zeros: int) -> None:
         """Adds the part of a forward or backward matmul that devices repeat, minus known zeros."""
@@ -137,6 +139,21 @@ class MatmulSums:
             self.repeated_attention += flops
         if _SHARD_MAP in item.op_name:
             self.repeated_by_user += flops
+
+    def in_whole_flops(self) -> dict[str, Any]:
+        """The fields of `ExecutedCount`."""
+        phases = whole(self.phases)
+        phases["forward"] += phases["evaluation"]
+        sums = {of.name: getattr(self, of.name) for of in fields(self) if of.name != "phases"}
+        return {**phases, **{name: _in_whole(sums[name], name in _TO_NEAREST) for name in sums}}
+
+
+def _in_whole(flops: Any, to_nearest: bool) -> Any:
+    if not isinstance(flops, Mapping):
+        return round(flops) if to_nearest else int(flops)
+    if to_nearest or any(isinstance(part, Mapping) for part in flops.values()):
+        return {name: _in_whole(part, to_nearest) for name, part in flops.items()}
+    return dict(whole(flops))
 
 
 def whole(parts: Mapping[str, Number]) -> Counter[str]:

@@ -1,7 +1,8 @@
 """Trip counts of `while` loops, and the integers that each iteration starts with.
 
 CPU and GPU programs state trip counts that do not depend on an outer loop; TPU programs state none.
-If a counter changes by a constant, the number of iterations is proved. Other loops are simulated:
+If the condition compares a counter that changes by a constant, the number of iterations is proved.
+Other loops are simulated:
 their condition and the few integers that it depends on, with exact arithmetic, for up to
 `MAX_TRIPS` iterations. Nothing is extrapolated.
 
@@ -12,26 +13,19 @@ integers are in `executed.integers`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mfu_jax.flops.executed.control_flow.affine import (
-    HOLDS,
-    LINEAR,
-    Affine,
-    as_affine,
-    closed_form,
-    propagate,
-)
 from mfu_jax.flops.executed.control_flow.evaluation import UNKNOWN, StepLimitError
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 from mfu_jax.flops.executed.hlo.value_refs import TuplePath
+from mfu_jax.flops.executed.integers.arithmetic import RELATIONS
 from mfu_jax.flops.executed.integers.by_device import among, joined, of_device
 from mfu_jax.flops.executed.integers.values import Value, value_range, wrapped
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.executed.control_flow.scalar_programs import ScalarProgram
+    from mfu_jax.flops.executed.control_flow.scalar_programs import RegisterStep, ScalarProgram
 
 MAX_TRIPS = 100_000  # maximum simulated iterations of a loop
 ENDLESS = "its condition stays true"
@@ -98,25 +92,27 @@ class Loop:
         self.paths: list[TuplePath] = []
         self.next: list[int] = []  # registers of the body that hold the next state
         self._follow([parameter.path for parameter in self.condition.inputs])
-        self.counted = len(self.paths)  # those that the trip count depends on come first
         self._follow(wanted)
         if any(parameter.number for parameter in (*self.body.inputs, *self.condition.inputs)):
             raise instruction.error("while whose body or condition takes more than its state")
         self.at = {path: k for k, path in enumerate(self.paths)}
-        self.body_at = [self.at[parameter.path] for parameter in self.body.inputs]
-        self.condition_at = [self.at[parameter.path] for parameter in self.condition.inputs]
-        entering = {parameter.path: register for parameter, register in self.body.inputs.items()}
-        self.invariant = [
-            entering.get(path) == register
-            for path, register in zip(self.paths, self.next, strict=True)
-        ]
+        self.body_at, self.condition_at = (  # input's register → index in a `State`
+            {register: self.at[parameter.path] for parameter, register in program.inputs.items()}
+            for program in (self.body, self.condition)
+        )
+        made_by = {step.register: step for step in self.body.steps}
+        self.invariant = [self.body_at.get(r) == k for k, r in enumerate(self.next)]
+        self.increments = [self._increment(k, made_by.get(r)) for k, r in enumerate(self.next)]
         self.is_joint = self.body.is_joint or self.condition.is_joint
-        linear = {step.register for step in self.body.steps if step.instruction.opcode in LINEAR}
-        self.may_be_affine = [register in linear for register in self.next]
-        self.memo: dict[State, LoopRun] = {}
-        self.proofs: dict[State, int | None] = {}  # by the `counted` values
-        self.joint_memo: dict[State, list[LoopRun]] = {}  # of each device
-        self.known_steps: dict[State, list[int | None]] = {}  # by the values that never change
+        self.memo: dict[tuple[State, int], list[LoopRun]] = {}  # and of how many devices
+
+    def _increment(self, k: int, step: RegisterStep | None) -> tuple[int, int] | None:
+        """Sign and register of what an iteration adds to a value; None if it does not add."""
+        opcode = step.instruction.opcode if step else ""
+        for sign, place in {"add": ((1, 0), (1, 1)), "subtract": ((-1, 0),)}.get(opcode, ()):
+            if step and self.body_at.get(step.operands[place]) == k:
+                return sign, step.operands[1 - place]
+        return None
 
     def _follow(self, paths: Iterable[TuplePath]) -> None:
         """Adds paths, and all paths that their values in the next iteration depend on."""
@@ -138,93 +134,53 @@ class Loop:
         if self.is_joint:
             runs = enumerate(self.run_jointly(start))
             return joined([of_device(run.final[k], device) for device, run in runs])
-        first, trips, step = start[k], self.count(start), None
-        if self.may_be_affine[k] or self.invariant[k]:
-            step = self._steps(start)[k]
+        first, trips, step = start[k], self.count(start), self._step(start, k)
         if trips is not None and step is not None and isinstance(first, int):
             return wrapped(self.body.shapes[self.next[k]].dtype, first + step * trips)
         return self.run(start).final[k]
 
     def count(self, initial: State) -> int | None:
         """Iterations, if they are stated or proved without running the loop."""
-        if self.trips is not None:
-            return self.trips
-        counted = initial[: self.counted]
-        if counted not in self.proofs:
-            try:
-                self.proofs[counted] = self._proved(initial)
-            except StepLimitError:
-                return None
-        return self.proofs[counted]
+        return self._proved(initial) if self.trips is None else self.trips
 
     def run(self, initial: State) -> LoopRun:
         """Runs the loop from a state."""
-        if initial not in self.memo:
-            self.memo[initial] = self._run(initial)
-        return self.memo[initial]
-
-    def _run(self, initial: State) -> LoopRun:
-        trips = self.count(initial)
-        states: Counter[State] = Counter()
-        state, done, reason = initial, 0, OVER_LIMIT
-        try:
-            while done <= MAX_TRIPS:
-                holds = self._holds(state) if trips is None else done < trips
-                if not holds:
-                    if holds is not None:
-                        return LoopRun(done, dict(states), state)
-                    reason = ON_DATA
-                    break
-                following = self._after(state)
-                if following != state:
-                    repeats = 1
-                elif trips is not None:
-                    repeats = trips - done
-                else:
-                    reason = ENDLESS
-                    break
-                states[state] += repeats
-                done += repeats
-                state = following
-        except StepLimitError:
-            pass
-        return self._vague(initial, trips, reason)
-
-    def _vague(self, initial: State, trips: int | None, reason: str) -> LoopRun:
-        """A run with only the invariant values known, and `trips` if given."""
-        self.evaluation.limited |= reason == OVER_LIMIT
-        pairs = zip(initial, self.invariant, strict=True)
-        vague = tuple(value if invariant else None for value, invariant in pairs)
-        return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)
+        return self._runs(initial, 1)[0]
 
     def run_jointly(self, initial: State) -> list[LoopRun]:
         """The run of each device, starting from a state of all devices."""
-        if initial not in self.joint_memo:
-            self.joint_memo[initial] = self._run_jointly(initial)
-        return self.joint_memo[initial]
+        return self._runs(initial, self.evaluation.devices)
 
-    def _run_jointly(self, initial: State) -> list[LoopRun]:
-        """As `_run`, for all devices in lockstep; those that are done drop out."""
-        running = set(range(self.evaluation.devices))
+    def _runs(self, initial: State, devices: int) -> list[LoopRun]:
+        if (initial, devices) not in self.memo:
+            self.memo[initial, devices] = self._in_lockstep(initial, devices)
+        return self.memo[initial, devices]
+
+    def _in_lockstep(self, initial: State, devices: int) -> list[LoopRun]:
+        """Runs the loop on devices that drop out when they are done."""
+        trips = self.count(initial)
+        running = set(range(devices))
         states: list[Counter[State]] = [Counter() for _ in running]
         runs: dict[int, LoopRun] = {}
         state, done, reason = initial, 0, OVER_LIMIT
         try:
-            while running and done <= MAX_TRIPS:
-                holds = self._holds(state) if self.trips is None else done < self.trips
+            while done <= MAX_TRIPS:
+                holds = self._holds(state) if trips is None else done < trips
                 for device in running:
                     goes_on = of_device(holds, device)
                     if goes_on is None:
                         runs[device] = self._vague(initial, None, ON_DATA)
                     elif not goes_on:
                         runs[device] = LoopRun(done, dict(states[device]), state)
-                if not running.isdisjoint(runs):
+                if runs and not running.isdisjoint(runs):
                     running -= runs.keys()
                     state = among(state, running)
+                if not running:
+                    break
                 following = self._after(state)
                 repeats = 1
-                if following == state and self.trips is not None:
-                    repeats = self.trips - done
+                if following == state and trips is not None:
+                    repeats = trips - done
                 elif following == state:
                     reason = ENDLESS
                     break
@@ -234,76 +190,105 @@ class Loop:
                 state = following
         except StepLimitError:
             pass
-        for device in running - runs.keys():
-            runs[device] = self._vague(initial, self.trips, reason)
-        return [run for _, run in sorted(runs.items())]
+        for device in running:
+            runs[device] = self._vague(initial, trips, reason)
+        return [runs[device] for device in range(devices)]
+
+    def _vague(self, initial: State, trips: int | None, reason: str) -> LoopRun:
+        """A run with only the invariant values known, and `trips` if given."""
+        self.evaluation.limited |= reason == OVER_LIMIT
+        pairs = zip(initial, self.invariant, strict=True)
+        vague = tuple(value if invariant else None for value, invariant in pairs)
+        return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)
 
     def _holds(self, state: State) -> Value:
         """Whether the loop continues: 1 or 0, by device if they differ; None if unknown."""
-        return self.condition.run([state[k] for k in self.condition_at])[self.holds]
+        return self.condition.run([state[k] for k in self.condition_at.values()])[self.holds]
 
     def _after(self, state: State) -> State:
-        values = self.body.run([state[k] for k in self.body_at])
+        values = self.body.run([state[k] for k in self.body_at.values()])
         return tuple([values[register] for register in self.next])
 
-    # The proof: values that change by a constant, and a comparison that is linear in them.
+    # The proof: a comparison of values that change by a constant.
 
-    def _steps(self, initial: State) -> list[int | None]:
-        """The change of each value of the state in one iteration; None if it varies."""
-        pairs = zip(initial, self.invariant, strict=True)
-        key = tuple([value for value, invariant in pairs if invariant])
-        if key not in self.known_steps:
-            self.known_steps[key] = self._found_steps(initial)
-        return self.known_steps[key]
+    def _step(self, initial: State, k: int) -> int | None:
+        """The change of a value of the state in one iteration; None if it varies."""
+        if self.invariant[k]:
+            return 0
+        if (increment := self.increments[k]) is None:
+            return None
+        sign, register = increment
+        added, at = self.body.initial[register], self.body_at.get(register)
+        if at is not None and self.invariant[at]:
+            added = initial[at]
+        return sign * added if isinstance(added, int) else None
 
-    def _found_steps(self, initial: State) -> list[int | None]:
-        inputs = [
-            initial[k] if self.invariant[k] else Affine(0, 0, k)  # the value of k, plus 0
-            for k in self.body_at
-        ]
-        values = propagate(self.body, inputs)
-        steps: list[int | None] = []
-        for k, register in enumerate(self.next):
-            value = values[register]
-            if isinstance(value, Affine) and value.of == k:
-                steps.append(value.first)
-            else:
-                steps.append(0 if self.invariant[k] else None)
-        return steps
+    def _lines(self, initial: State) -> list[_Line | None]:
+        """The registers of the condition that change by a constant, or not at all."""
+        known = self.condition.initial
+        lines = [_Line(value, 0) if isinstance(value, int) else None for value in known]
+        for register, k in self.condition_at.items():
+            first, step = initial[k], self._step(initial, k)
+            if isinstance(first, int) and step is not None:
+                lines[register] = _Line(first, step)
+        for made in self.condition.steps:
+            operands = [lines[register] for register in made.operands]
+            rule = _LINEAR.get(made.instruction.opcode)
+            lines[made.register] = rule(*operands) if rule and None not in operands else None
+        return lines
 
     def _proved(self, initial: State) -> int | None:
         """Iterations, if the condition compares values that change by a constant."""
-        steps = {s.register: s for s in self.condition.steps}
-        comparison = steps.get(self.holds)
+        comparison = next((s for s in self.condition.steps if s.register == self.holds), None)
         if comparison is None or comparison.instruction.opcode != "compare":
             return None
-        inputs: list[Value | Affine] = []
-        for k, (first, step) in enumerate(zip(initial, self._steps(initial), strict=True)):
-            if self.invariant[k]:
-                inputs.append(first)
-            elif isinstance(first, int) and step is not None:
-                inputs.append(Affine(first, step))
-            else:
-                inputs.append(None)
-        values = propagate(self.condition, [inputs[k] for k in self.condition_at])
-        left, right = (as_affine(values[register]) for register in comparison.operands)
+        lines = self._lines(initial)
+        left, right = (lines[register] for register in comparison.operands)
         if left is None or right is None:
             return None
         direction = comparison.instruction.attribute("direction")
-        first, step = left.first - right.first, left.step - right.step
-        if not HOLDS[direction](first, 0):
+        if not RELATIONS[direction](left.first, right.first):
             return 0
-        trips = closed_form(first, step, direction)
-        if trips is None or not self._stays_in_range(values, trips):
-            return None
-        return trips
+        trips = closed_form(left.first - right.first, left.step - right.step, direction)
+        in_range = trips is not None and all(
+            low <= line.first <= high and low <= line.first + line.step * trips <= high
+            for line, shape in zip(lines, self.condition.shapes, strict=True)
+            if line is not None
+            for low, high in [value_range(shape.dtype) or (0, 0)]
+        )
+        return trips if in_range else None
 
-    def _stays_in_range(self, values: list[Value | Affine], trips: int) -> bool:
-        """Whether no value of the condition overflows before the loop ends."""
-        for value, shape in zip(values, self.condition.shapes, strict=True):
-            if isinstance(value, Affine):
-                low, high = value_range(shape.dtype) or (0, 0)
-                last = value.first + value.step * trips
-                if not (low <= value.first <= high and low <= last <= high):
-                    return False
-        return True
+
+class _Line(NamedTuple):
+    """``first + t·step`` in iteration t."""
+
+    first: int
+    step: int
+
+
+def _product(a: _Line, b: _Line) -> _Line | None:
+    if a.step and b.step:
+        return None
+    return _Line(a.first * b.first, a.first * b.step + b.first * a.step)
+
+
+_LINEAR: dict[str, Callable[..., _Line | None]] = {
+    "add": lambda a, b: _Line(a.first + b.first, a.step + b.step),
+    "subtract": lambda a, b: _Line(a.first - b.first, a.step - b.step),
+    "multiply": _product,
+    "negate": lambda a: _Line(-a.first, -a.step),
+    "convert": lambda a: a,
+}
+
+
+def closed_form(first: int, step: int, direction: str) -> int | None:
+    """The smallest k for which ``first + k·step DIRECTION 0`` does not hold, if there is one."""
+    if direction in ("GT", "GE"):
+        first, step, direction = -first, -step, {"GT": "LT", "GE": "LE"}[direction]
+    if direction == "LE":
+        first, direction = first - 1, "LT"
+    if direction == "LT" and step > 0:
+        return -(first // step)
+    if direction == "NE" and step and first % step == 0 and -first // step >= 0:
+        return -first // step
+    return 1 if direction == "EQ" and step else None

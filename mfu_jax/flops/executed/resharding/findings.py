@@ -34,6 +34,7 @@ from mfu_jax.flops.executed.attribution.replication import (
 )
 from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul
 from mfu_jax.flops.executed.costs.collectives import KINDS, is_further_link, read_collective
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.counting import ProgramCounter
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
@@ -111,6 +112,7 @@ class _Doctor:
         self.module: HloModule = counter.module
         self.mesh = mesh
         self.devices = devices
+        self.literals = Literals(counter.reader.dataflow, lambda: None)
         self.total = 0  # bytes that all collectives move
         self._slices: dict[str, Use] = {}  # by the name of what gathers before it
         self.exchanges = list(self._exchanges())
@@ -207,8 +209,8 @@ class _Doctor:
 
     def _varies(self, computation: HloComputation, offset: HloInstruction, groups: _Groups) -> bool:
         """Whether an offset is known to differ within a group: a slice along what was gathered."""
-        numbers = numbers_by_device(self.module, Value(computation, offset), self.devices)
-        return numbers is not None and not _is_same(tuple(numbers.tolist()), groups)
+        numbers = numbers_by_device(self.literals, Value(computation, offset))
+        return numbers is not None and not _is_same(numbers, groups)
 
     def _of_moved(self, exchange: _Exchange) -> Kind | Literal[""]:
         """Why an all-to-all is not needed; empty if a matmul, or something unknown, uses it."""
@@ -426,7 +428,7 @@ class _Doctor:
 
     @functools.cached_property
     def _specs(self) -> Specs:
-        return Specs(self.module, self._shardings, self.mesh, self.devices)
+        return Specs(self.module, self._shardings, self.mesh, self.devices, self.literals)
 
     def _made_of(self, value: Value, passed: frozenset[str]) -> list[Value]:
         """What a value is made of: operations beyond those of `passed`, or arguments."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mfu_jax.flops.executed.attribution.replication import tile_numbers
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.resharding.uses import Value, made_of, numbers_by_device
@@ -50,15 +51,22 @@ class Specs:
         shardings: of its parameters, by number.
         mesh: axis → size, in device order; empty if unknown.
         devices: number of devices.
+        literals: the integers that devices compute from their own numbers.
     """
 
     def __init__(
-        self, module: HloModule, shardings: Mapping[int, str], mesh: Mapping[str, int], devices: int
+        self,
+        module: HloModule,
+        shardings: Mapping[int, str],
+        mesh: Mapping[str, int],
+        devices: int,
+        literals: Literals,
     ) -> None:
         self.module = module
         self.shardings = shardings
         self.mesh = {axis: size for axis, size in mesh.items() if size > 1}
         self.devices = devices
+        self.literals = literals
         self._known: dict[tuple[int, tuple[int, ...]], Spec | None] = {}
         if math.prod(self.mesh.values()) != devices:
             self.mesh = {}
@@ -72,7 +80,7 @@ class Specs:
                 self._known[key] = self._found(value, depth)
         return self._known[key]
 
-    def axes_that_tell_apart(self, numbers: np.ndarray) -> Axes | None:
+    def axes_that_tell_apart(self, numbers: Sequence[int] | np.ndarray) -> Axes | None:
         """The axes along which numbers differ between devices, major first, [devices]."""
         grid = np.asarray(numbers).reshape(tuple(self.mesh.values()))
         steps = {}
@@ -144,7 +152,7 @@ class Specs:
             if whole[dim] == instruction.shape.dims[dim]:
                 continue
             offset = Value(computation, computation[name])
-            numbers = numbers_by_device(self.module, offset, self.devices)
+            numbers = numbers_by_device(self.literals, offset)
             axes = None if numbers is None else self.axes_that_tell_apart(numbers)
             before = found[dim]
             is_known = not (axes is None or before is None or isinstance(before, Merged))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.value_refs import UnknownValueError
 
 _MOST_VISITS = 4000
-_PASSED_ON = ("parameter", "fusion", "call", "get-tuple-element")
-_MOST_DEPTH = 60
-_INTEGER = re.compile(r"-?\d+")
 _INSIDE = ("fusion", "call", "async-start")
 RESULT = "program result"
 
@@ -136,54 +132,11 @@ def made_of(module: HloModule, value: Value) -> Iterator[Value]:
             yield Value(computation, computation[name])
 
 
-def numbers_by_device(module: HloModule, value: Value, devices: int) -> np.ndarray | None:
-    """The integer that each device computes from its own number, [devices]; None if not known."""
-    found = _by_device(module, value, devices, 0)
-    return None if found is None else np.broadcast_to(found, (devices,))
-
-
-def _by_device(module: HloModule, value: Value, devices: int, depth: int) -> np.ndarray | None:
-    """A scalar on each device, [devices], or a table, [1, entries]."""
-    instruction = value.instruction
-    if instruction.opcode == "partition-id":
-        return np.arange(devices)
-    if instruction.opcode == "constant":
-        known = re.fullmatch(r"[-\d, {}]+", instruction.operand_text)
-        numbers = [int(n) for n in _INTEGER.findall(instruction.operand_text)] if known else []
-        return np.array([numbers] if len(numbers) > 1 else numbers) if numbers else None
-    made = [
-        _by_device(module, operand, devices, depth + 1) if depth < _MOST_DEPTH else None
-        for operand in made_of(module, value)
-    ]
-    if any(one is None for one in made) or not made:
+def numbers_by_device(literals: Literals, value: Value) -> tuple[int, ...] | None:
+    """The integer that each device computes from its own number; None if it is not known."""
+    frame = literals.dataflow.frame_of(value.computation)
+    try:
+        found = literals.on_each_device(frame, value.instruction)
+    except (UnknownValueError, ValueError, IndexError):
         return None
-    rule = _ARITHMETIC.get(instruction.opcode)
-    return rule(*made) if rule else None
-
-
-def _looked_up(table: np.ndarray, *places: np.ndarray) -> np.ndarray | None:
-    if table.ndim != 2 or len(places) != 1:
-        return None
-    return table[0][np.clip(places[0], 0, table.size - 1)]
-
-
-def _same(*values: np.ndarray) -> np.ndarray | None:
-    """The value; of several, as before a loop and after its body, none is sure."""
-    return values[0] if len(values) == 1 else None
-
-
-_ARITHMETIC: dict[str, Callable[..., np.ndarray | None]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": lambda a, b: a // np.where(b == 0, 1, b),
-    "remainder": lambda a, b: a % np.where(b == 0, 1, b),
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "and": np.bitwise_and,
-    "clamp": lambda low, value, high: np.clip(value, low, high),
-    "dynamic-slice": _looked_up,
-    **dict.fromkeys(
-        ("convert", "bitcast", "reshape", "copy", "copy-start", "copy-done", *_PASSED_ON), _same
-    ),
-}
+    return None if found is None else tuple(found)

@@ -1,1 +1,1 @@
-"""What a jaxpr calls without showing it: Pallas kernels, fused attention, exported functions."""
+"""What a jaxpr calls without showing it: Pallas kernels, fused attention."""

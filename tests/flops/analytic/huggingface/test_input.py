@@ -215,6 +215,11 @@ def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
         {"model_type": "of_next_year", "thinker_config": {"text_config": TINY}},
         # The wrapper says whether the head is tied.
         {"model_type": "llava", "text_config": {**TINY, "tie_word_embeddings": True}},
+        {
+            "model_type": "of_next_year",
+            "tie_word_embeddings": True,
+            "thinker_config": {"tie_word_embeddings": False, "text_config": TINY},
+        },
     ],
 )
 def test_the_text_model_of_any_wrapper_is_counted_and_said_so(wrapped: dict[str, Any]) -> None:
@@ -326,7 +331,6 @@ def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "field", "value"),
     [
-        ("axk1", "moe_layer_freq", 2),
         ("minimax_m3_vl_text", "sparse_attention_config", {"sparse_index_dim": 64}),
         ("minimax_m3_vl_text", "layer_types", ["minimax_m3_sparse"] * 60),
     ],
@@ -335,6 +339,55 @@ def test_a_part_without_a_formula_is_refused_and_trace_is_named(
     model_type: str, field: str, value: object
 ) -> None:
     with pytest.raises(UserError, match=rf"(?s){field}=.*--trace counts"):
+        from_hf_config({"model_type": model_type, field: value})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field"),
+    [("inkling2_loop_text", "loop_num_passes"), ("dory", "n_recurrent_loops")],
+)
+def test_any_number_of_passes_counts_at_once(model_type: str, field: str) -> None:
+    one, two, many = (
+        model_flops_per_device(from_hf_config({"model_type": model_type, field: number})).forward
+        for number in (1, 2, 2**39)
+    )
+    assert many == one + (2**39 - 1) * (two - one)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"loop_config": {"core_start": 5}}, "loop_layer_index_start=5: .* whole blocks of 6"),
+        ({"loop_config": {"core_end": 30}}, "loop_layer_index_start=6: .* whole blocks of 6"),
+        ({"loop_config": [6, 18]}, "loop_config=.6, 18.: expected an object"),
+        ({"unpadded_vocab_size": 2**20}, "at most vocab_size=201024"),
+    ],
+)
+def test_loops_that_inkling_does_not_have_are_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        from_hf_config({"model_type": "inkling2_loop_text", **config})
+
+
+def test_inklings_first_files_have_a_text_config_without_a_type() -> None:
+    with pytest.warns(UserWarning, match="counted as its text model, inkling_text"):
+        config = from_hf_config({"model_type": "inkling_mm_model", "text_config": {}})
+    assert config == from_hf_config({"model_type": "inkling_text"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        ("step3p5", "moe_layers_enum", "3,four"),
+        ("step3p5", "per_layer_config", {"1": {"num_attention_heads": 96}}),  # not a windowed layer
+        ("dots3_note_text", "per_layer_config", {"2": {"v_head_dim": 64}}),  # nor all of them
+        ("ernie4_5_vl_moe_text", "moe_intermediate_size", [1536]),
+        ("diffusion_gemma", "tie_word_embeddings", False),
+    ],
+)
+def test_what_contradicts_the_layers_of_a_type_is_an_error(
+    model_type: str, field: str, value: object
+) -> None:
+    with pytest.raises(UserError, match=f"{field}=.*expected"):
         from_hf_config({"model_type": model_type, field: value})
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from mfu_jax.flops.executed.costs.literals import Literals
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
 from mfu_jax.flops.executed.resharding.uses import Value, numbers_by_device
 
@@ -38,18 +38,18 @@ ENTRY %main (x: f32[4]) -> (s32[], s32[]) {
 """
 
 
-def numbers(name: str, computation: str = "main") -> np.ndarray | None:
+def numbers(name: str, computation: str = "main") -> tuple[int, ...] | None:
     module = parse_hlo(PROGRAM)
-    inside = module[computation]
-    return numbers_by_device(module, Value(inside, inside[name]), 4)
+    literals, inside = Literals(Dataflow(module), lambda: None), module[computation]
+    return numbers_by_device(literals, Value(inside, inside[name]))
 
 
 def test_a_table_is_looked_up_by_the_devices_number() -> None:
-    assert (numbers("own") == [3, 2, 1, 0]).all()
+    assert numbers("own") == (3, 2, 1, 0)
 
 
-def test_a_table_of_two_dimensions_is_not_known() -> None:
-    assert numbers("cell") is None
+def test_a_place_beyond_a_table_is_its_last_one() -> None:
+    assert numbers("cell") == (3, 1, 1, 1)
 
 
 def test_what_a_loop_sets_to_another_number_is_not_known() -> None:

@@ -1,7 +1,7 @@
 """Counts PyTorch models of transformers: rows of tests/data/hf_defaults.json and hf_variants.json.
 
-    python -m scripts.count_hugging_face llama mixtral  # default configs, 2 × 1024
-    python -m scripts.count_hugging_face < x.jsonl  # {"model_type": …, "config": …}
+    python -m tests.support.count_hugging_face llama mixtral  # default configs, 2 × 1024
+    python -m tests.support.count_hugging_face < x.jsonl  # {"model_type": …, "config": …}
 
 Needs torch and transformers. Models are built on the meta device and counted by torch's own
 flop_counter, with eager attention (all S² pairs) and only the experts that a token uses. Imports

@@ -209,7 +209,7 @@ def like_runs(
     """The published runs of the same model class on a chip, in one convention.
 
     The class is given by the FLOPs per token, within a factor of three, and experts. Where there is
-    none, all runs on that chip.
+    none, or no FLOPs per token are known, all runs on that chip.
 
     Args:
         chip: a name of the hardware table.
@@ -222,7 +222,7 @@ def like_runs(
     Returns:
         None if no published run is on this chip.
     """
-    bits = 8 if "8" in dtype else 16
+    bits = next((bits for bits in (8, 32) if str(bits) in dtype), 16)
     on_chip = [
         run
         for run in published_runs()
@@ -241,8 +241,9 @@ def like_runs(
     mfus = [run.mfu(convention, peak_flops_per_sec) for run in found]
     sizes = sorted(run.weight_flops_per_token / 6e9 for run in found)
     span = f"{sizes[0]:.2g}B" + (f" to {sizes[-1]:.2g}B" if len(sizes) > 1 else "")
+    which = "other models" if flops_per_token else "models of any size"
     return LikeRuns(
-        like=f"{'models like this' if near else 'other models'} ({span} active) on {chip}",
+        like=f"{'models like this' if near else which} ({span} active) on {chip}",
         low_mfu=min(mfus),
         high_mfu=max(mfus),
         runs=tuple(run.id for run in found),

@@ -1,1 +1,0 @@
-"""Many plans of one model: which settings fit, which are fastest, with few compiles."""

@@ -12,13 +12,15 @@ from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.executed.records import ArrayShape
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
+    FULL,
     ProfileStats,
     idle_time,
+    memory_limit,
+    memory_used,
     milliseconds,
     record_of,
     seconds_of,
 )
-from mfu_jax.profiling.advice.work import FULL, memory_limit, memory_used
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.join.ops import DeviceWork
 

@@ -9,10 +9,13 @@ import numpy as np
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
+    FULL,
     LEAST,
     ProfileStats,
     idle_time,
     largest_names,
+    memory_limit,
+    memory_used,
     milliseconds,
     record_of,
     seconds_of,
@@ -25,7 +28,6 @@ from mfu_jax.util.formatting import rounded_up
 from mfu_jax.verdict import NOTABLE, remat_policy
 
 _RECOMPUTED = "rematerialized"
-FULL = 0.9  # share of the memory that a program may use
 # Bytes per second that a CPU's step was seen to save in a scan: copied into the array of all layers
 # and back, in pages that the system clears.
 _SAVING = 2.2e9
@@ -175,20 +177,6 @@ def _kept_bytes(stats: ProfileStats, recomputed: list[OpTime]) -> int:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.3g}"
-
-
-def memory_limit(stats: ProfileStats) -> int:
-    """Memory of one device; 0 if unknown."""
-    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
-
-
-def memory_used(stats: ProfileStats) -> int | None:
-    """An upper bound on the program's peak memory; None if unknown."""
-    memory = stats.program.memory
-    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
-    if any(size is None for size in sizes):
-        return None
-    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
 
 
 def imbalance(stats: ProfileStats) -> tuple[float, str] | None:

@@ -6,7 +6,7 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.breakdown.tables import model_share
@@ -14,10 +14,12 @@ from mfu_jax.profiling.join.callbacks import with_callbacks
 from mfu_jax.profiling.join.ops import Join, JoinedOp
 from mfu_jax.profiling.join.programs import open_traces
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
-from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, apart
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
 
 _SECOND = 1e12  # picoseconds
 _NANOSECOND = 1000

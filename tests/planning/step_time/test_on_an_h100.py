@@ -43,7 +43,7 @@ def test_what_would_help_most() -> None:
     }
     odd, mask = (
         next(seconds for words, seconds in saved.items() if name in words)
-        for name in ("multiple of 8 (50257)", "without a mask")
+        for name in ("multiple of 8 (50257 → ", "without a mask")
     )
     assert odd == pytest.approx(0.0147, rel=0.2)
     assert mask == pytest.approx(12 * (0.349 + 1.282 - 0.175 - 0.864) / 1e3, rel=0.3)

@@ -173,7 +173,7 @@ class Verdict:
         if self.mfu is None:
             return ""
         like = self.like_runs
-        return f"{like.place(self.mfu)} {like.span} of published runs" if like else _LIKE_NONE
+        return f"{like.place(self.mfu)} published runs ({like.span})" if like else _LIKE_NONE
 
     @property
     def _next(self) -> str:
@@ -195,10 +195,10 @@ class Verdict:
             return f"FLOPs of {self.convention}"
         return f"{self.convention} FLOPs" if self.convention else ""
 
-    def render(self) -> str:
-        """The sentence for a terminal, at most 100 columns wide; the next step begins a line."""
+    def render(self, columns: int = COLUMNS) -> str:
+        """The sentence for a terminal that wide; the next step begins a line."""
         parts = (f"{'; '.join(self._clauses())};", self._next)
-        wrapped = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
+        wrapped = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
         return "\n".join(map(wrapped.fill, parts))
 
     def to_json(self) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def test_the_schema_gives_the_verdict_back() -> None:
 def test_a_loss_and_a_saving_are_the_same_share_and_seconds() -> None:
     loss = TimeLoss(name="idle", fraction=0.195, seconds=0.344)
     step = NextStep(text="log_period=100", gain_fraction=0.195, gain_seconds=0.344)
-    assert str(loss) == "idle, 19.5% of the step, 0.344 s"
-    assert str(step) == "log_period=100 (saves 19.5% of the step, 0.344 s)"
+    assert str(loss) == "idle, 19.5% of the step, 344 ms"
+    assert str(step) == "log_period=100 (saves 19.5% of the step, 344 ms)"
 
 
 def test_small_losses_and_unknown_numbers_are_said() -> None:

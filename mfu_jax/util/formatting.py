@@ -75,9 +75,9 @@ def span(seconds: float) -> str:
     """A span of time in its two largest units.
 
     >>> [span(s) for s in (0, 0.000031, 0.25, 75.0, 7260.0, 200_000.0)]
-    ['0 s', '31 µs', '0.25 s', '1 min 15 s', '2 h 1 min', '2 d 7 h']
+    ['0 s', '31 µs', '250 ms', '1 min 15 s', '2 h 1 min', '2 d 7 h']
     """
-    if seconds < 0.01:
+    if seconds < 1:
         number, unit = seconds_text(seconds).split()
         return f"{float(number):.3g} {unit}"
     if seconds < 60:

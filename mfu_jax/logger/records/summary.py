@@ -179,19 +179,19 @@ class Summary:
             has_zero=True,
         )
 
-    def render(self) -> str:
-        """A few lines of text for the end of a run."""
+    def render(self, columns: int = COLUMNS) -> str:
+        """A few lines of text for the end of a run, at most that wide."""
         rows = (
             textwrap.fill(
                 f"  {label:<13}{value}" if label else f"  {value}",
-                COLUMNS,
+                columns,
                 subsequent_indent=" " * 15,
                 break_long_words=False,
                 break_on_hyphens=False,
             )
             for label, value in self._rows()
         )
-        verdict = [] if self.verdict is None else [self.verdict.render()]
+        verdict = [] if self.verdict is None else [self.verdict.render(columns)]
         return "\n".join([*verdict, self._head(), *rows])
 
     def _head(self) -> str:

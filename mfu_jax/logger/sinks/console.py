@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink, register_sink
 from mfu_jax.util.formatting import Paper, loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
@@ -58,6 +59,7 @@ class ConsoleSink(Sink):
         is_short = line == "short" or (line == "auto" and paper.is_terminal)
         self._lines = functools.partial(_short_lines, paper=paper) if is_short else _lines
         self._wrap = paper.wrap if is_short else str
+        self._columns = paper.columns
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
@@ -73,6 +75,9 @@ class ConsoleSink(Sink):
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         # All of the config is in the run's log.
         super().write_setup(values, {tag: t for tag, t in texts.items() if tag != "config"})
+
+    def write_summary(self, summary: Summary) -> None:
+        self._print(summary.render(self._columns))
 
     def flush(self) -> None:
         (self._stream or sys.stdout).flush()

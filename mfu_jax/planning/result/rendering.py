@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 
 from mfu_jax.planning.result.plan import Plan, warning_of
 from mfu_jax.util.formatting import columns, percent, seconds_text
-from mfu_jax.verdict import share_text
+from mfu_jax.verdict import COLUMNS, share_text
 
 
 def render(plan: Plan) -> str:
@@ -89,8 +90,14 @@ def _changes(plan: Plan) -> list[str]:
     if not plan.changes:
         return []
     lines = [
-        f"  −{share_text(c.gain_fraction, 'step', c.saves_seconds)}: {c.change}"
+        line
         for c in plan.changes
+        for line in textwrap.wrap(
+            f"  −{share_text(c.gain_fraction, 'step', c.saves_seconds)}: {c.change}",
+            COLUMNS,
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
     ]
     return ["would help most, each at most:", *lines]
 

@@ -10,6 +10,7 @@ from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
+    logits_of,
     milliseconds,
     record_of,
     seconds_of,
@@ -140,7 +141,7 @@ def _time_of(stats: ProfileStats, op: OpTime, size: int) -> float:
 
 def logits(stats: ProfileStats) -> tuple[float, str] | None:
     """The largest activations, the logits before the loss, are in float32."""
-    found = _logits(stats)
+    found = logits_of(stats)
     if found is None or stats.is_cpu:
         return None
     ops = [
@@ -155,20 +156,6 @@ def logits(stats: ProfileStats) -> tuple[float, str] | None:
         f"{milliseconds(seconds_of(ops))} of a step go over logits of "
         f"{'×'.join(map(str, found))} in float32, {largest_names(ops)}"
     )
-
-
-def _logits(stats: ProfileStats) -> tuple[int, ...] | None:
-    """The dimensions of the widest result of a forward matmul that is far wider than its input."""
-    wide = [
-        record.shape.results[0].dims
-        for record in stats.program.costs.records.values()
-        if record.shape.matmul
-        and record.phase in ("forward", "evaluation")
-        and record.shape.results
-        and record.shape.matmul.batch == 1
-        and record.shape.matmul.n >= 8 * record.shape.matmul.k
-    ]
-    return max(wide, key=lambda dims: dims[-1], default=None)
 
 
 def _float32_share(record: InstructionRecord, dims: tuple[int, ...]) -> float:

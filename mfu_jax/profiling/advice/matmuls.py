@@ -13,6 +13,7 @@ from mfu_jax.flops.names import MASKED_PAIRS
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
+    logits_of,
     milliseconds,
     record_of,
     seconds_of,
@@ -115,7 +116,9 @@ def even_sizes(stats: ProfileStats, _: float) -> str:
     tile, slow, _usual = _odd_matmuls(stats)
     slow.sort(key=lambda op: -op.seconds)
     odd = [dim for op in slow for dim in _shape(op)[1:] if dim > tile and dim % tile]
-    keys = {size: key for key in _SIZES if (size := stats.settings.get(key))}
+    widest = (logits_of(stats) or (0,))[-1]  # the vocabulary's, as far as a trace can tell
+    keys = {str(widest): _SIZES[0]}
+    keys |= {size: key for key in _SIZES if (size := stats.settings.get(key))}
     changed = []
     for dim in [*dict.fromkeys(odd)][:_MOST_SIZES]:
         wide = -(-dim // _WHOLE_TILE) * _WHOLE_TILE  # whole tiles of any library, if nearly free

@@ -159,6 +159,34 @@ def _own_idle(stats: ProfileStats, kind: HostWork) -> float:
     return found.idle if kind in _OVERLAPPING else found.seconds
 
 
+def memory_limit(stats: ProfileStats) -> int:
+    """Memory of one device; 0 if unknown."""
+    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
+
+
+def memory_used(stats: ProfileStats) -> int | None:
+    """An upper bound on the program's peak memory; None if unknown."""
+    memory = stats.program.memory
+    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
+    if any(size is None for size in sizes):
+        return None
+    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
+
+
+def logits_of(stats: ProfileStats) -> tuple[int, ...] | None:
+    """The dimensions of the widest result of a forward matmul that is far wider than its input."""
+    wide = [
+        record.shape.results[0].dims
+        for record in stats.program.costs.records.values()
+        if record.shape.matmul
+        and record.phase in ("forward", "evaluation")
+        and record.shape.results
+        and record.shape.matmul.batch == 1
+        and record.shape.matmul.n >= 8 * record.shape.matmul.k
+    ]
+    return max(wide, key=lambda dims: dims[-1], default=None)
+
+
 def seconds_of(ops: Iterable[OpTime]) -> float:
     """The ops' wall time in a step."""
     return sum(op.seconds for op in ops)
@@ -175,20 +203,6 @@ def largest_names(ops: Iterable[OpTime], count: int = 3) -> str:
     longest = sorted(ops, key=lambda op: -op.seconds)[:count]
     named = [(record_of(op).name, record_of(op).scope) for op in longest]
     return ", ".join(f"{name} ({scope})" if scope else name for name, scope in named)
-
-
-def memory_limit(stats: ProfileStats) -> int:
-    """Memory of one device; 0 if unknown."""
-    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
-
-
-def memory_used(stats: ProfileStats) -> int | None:
-    """An upper bound on the program's peak memory; None if unknown."""
-    memory = stats.program.memory
-    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
-    if any(size is None for size in sizes):
-        return None
-    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
 
 
 def milliseconds(seconds: float) -> str:

@@ -167,8 +167,8 @@ class RunComparison:
         if not self.is_step_time_decisive or not (parts := _largest(self.split, least)):
             return ""
         within = ", ".join(_largest(self.in_step, least).values())
-        if within and _STEP in parts:
-            parts[_STEP] += f" (in their profiles: {within})"
+        if _STEP in parts:
+            parts[_STEP] = f"in the {parts[_STEP]}{f' (by profiles: {within})' * bool(within)}"
         return f"a step of B beside one of A: {', '.join(parts.values())}"
 
     @property

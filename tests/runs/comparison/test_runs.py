@@ -142,7 +142,9 @@ def test_the_difference_of_the_steps_is_split(tmp_path: Path) -> None:
     found = compare_with_runs([read_metrics(a)], read_metrics(b), warmup_steps=0)
     assert found.to_json()["split"] == pytest.approx({"step": 0.5, "eval": 0.25})
     assert found.to_json()["in_step"]["idle"] == pytest.approx(0.3)
-    text = "a step of B beside one of A: step +0.5 s (in their profiles: idle +0.3 s), eval +0.25 s"
+    text = (
+        "a step of B beside one of A: in the step +500 ms (by profiles: idle +300 ms), eval +250 ms"
+    )
     assert found.split_text == text
     assert text in " ".join(found.render().split())
     same = compare_with_runs([read_metrics(a)], read_metrics(a), warmup_steps=0)

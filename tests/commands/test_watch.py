@@ -60,6 +60,16 @@ def test_one_frame_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "\x1b" not in "".join(lines)
 
 
+def test_no_line_ends_within_the_name_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("a" * 22), range(4))
+    lines = shown(capsys, "a" * 22, "--once")
+    step = next(i for i, line in enumerate(lines) if line.startswith("next: "))
+    assert lines[step + 1].startswith("mfu-jax profile ")
+
+
 def test_the_chip_the_total_and_a_fall_of_the_mfu_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,8 +65,8 @@ class Space:
         self.size = math.prod(self.sizes)
         if self.size < 2:
             raise UserError(
-                "nothing to tune: every setting has one value; expected some with several",
-                hint="list values, such as per_device_batch_size=1,2,4, or keep fewer keys",
+                "nothing to search: every setting has one value; expected some with several",
+                hint="list some, such as per_device_batch_size=1,2,4 (of mfu-jax tune, keep fewer)",
             )
         self._labels = [list(axis.choices) for axis in axes]
         self._settings = [list(axis.choices.values()) for axis in axes]

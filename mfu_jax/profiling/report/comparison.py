@@ -142,8 +142,13 @@ class Comparison(TimeChanges):
 
 
 def compare(before: Profile, after: Profile) -> Comparison:
-    """Joins the ops of two profiles, and explains why each one's time changed."""
-    rows = explained(step_of(before.measured), step_of(after.measured))
+    """Joins the ops of two profiles, and explains why each one's time changed.
+
+    Another chip or dtype makes all matmuls slower, whatever its clock.
+    """
+    kinds = {(profile.measured.kind, profile.peaks.main.dtype) for profile in (before, after)}
+    share = None if len(kinds) == 1 else 1.0
+    rows = explained(step_of(before.measured), step_of(after.measured), share)
     return Comparison(before=before, after=after, changes=told(rows))
 
 

@@ -53,7 +53,8 @@ def frame(follower: MetricsTail, now: float, paper: Paper, lines: int = 32) -> l
     if steps:
         answer, _, step = _plain(found["verdict"]["sentence"]).rpartition("; next: ")
         for part in (f"{answer};", f"next: {step}"):
-            shown += [paper.paint(line, "bold") for line in textwrap.wrap(part, paper.columns)]
+            wrapped = textwrap.wrap(part, paper.columns, break_on_hyphens=False)
+            shown += [paper.paint(line, "bold") for line in wrapped]
         width = max(8, paper.columns - _BESIDE_CURVE)
         last = max(_LAST_STEPS, lines - _BESIDE_STEPS)
         shown += [*_table(steps[-last:], paper), *_curves(steps, width, paper)]

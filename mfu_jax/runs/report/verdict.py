@@ -183,11 +183,11 @@ def _next_steps(
         and (text := _remedy(largest, setup, wall))
     ):
         yield NextStep(text=text)
-    if has_profile:
+    is_in_folder = path.endswith("/metrics.jsonl")
+    if has_profile or (is_in_folder and Path(run, "profile", "plugins").is_dir()):
         where = "DIR, its profile_dir" if run.endswith(".jsonl") else run
         yield NextStep(text=f"mfu-jax profile {where}")
     else:
-        is_in_folder = path.endswith("/metrics.jsonl")
         folder = f"{run.removesuffix('.jsonl')}/profile"
         # A trainer's folder, or that of run_dir, has a place for profiles.
         has_place = is_in_folder and (setup.config or Path(run, "tensorboard").is_dir())

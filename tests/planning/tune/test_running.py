@@ -380,5 +380,5 @@ def test_refusals_that_say_little(largest):
 
 
 def test_nothing_to_choose_is_an_error():
-    with pytest.raises(UserError, match="nothing to tune"):
+    with pytest.raises(UserError, match="nothing to search"):
         Space([SearchAxis(name="scan_layers", choices={"true": {}})])

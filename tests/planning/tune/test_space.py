@@ -20,7 +20,7 @@ def test_lists_and_ranges_are_combined():
 @pytest.mark.parametrize(
     ("values", "word"),
     [
-        ({"a": "1"}, "nothing to tune"),
+        ({"a": "1"}, "nothing to search"),
         ({"a": "5..2"}, "FIRST..LAST"),
         ({"a": "1..99999"}, "FIRST..LAST"),
         ({"per_device_batch_size": "1,two"}, "expected numbers"),

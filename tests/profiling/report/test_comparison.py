@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mfu_jax import cli
 from mfu_jax.dumps import ModelFlops, ProgramDump, write
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.profiling.report.comparison import Comparison, TimeChange, compare
+from tests.support import accelerator_traces
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane
 
@@ -107,6 +109,25 @@ def test_backwards_the_new_op_is_gone(folders: tuple[Path, Path]) -> None:
     assert reasons["missing op"] == pytest.approx(-5e-6)
     assert reasons["less work"] == pytest.approx(-35e-6)  # half of 50 µs, and of 20
     assert sum(reasons.values()) == pytest.approx(-50e-6)
+
+
+def test_other_hardware_or_another_dtype_is_no_lower_clock(tmp_path: Path) -> None:
+    accelerator_traces.write_program(tmp_path, "TPU v5 lite")
+    write_trace(tmp_path, accelerator_traces.tpu())
+    before = read_profile(tmp_path)
+    slow = [replace(op, seconds=2 * op.seconds) for op in before.measured.ops]
+    step_seconds = before.measured.step_seconds + before.measured.busy_seconds
+    after = replace(before, measured=replace(before.measured, ops=slow, step_seconds=step_seconds))
+    assert compare(before, after).by_reason()["lower clock"] > 50e-6
+
+    peak = replace(before.peaks.main, dtype="fp32")
+    for other in (
+        replace(after, measured=replace(after.measured, kind="TPU v4")),
+        replace(after, peaks=replace(before.peaks, main=peak)),
+    ):
+        reasons = compare(before, other).by_reason()
+        assert "lower clock" not in reasons
+        assert reasons["slower kernel"] > 50e-6
 
 
 def test_a_profile_equals_itself(folders: tuple[Path, Path]) -> None:

@@ -58,6 +58,13 @@ def test_losses_of_steps_and_of_the_wall_clock_are_compared_by_the_wall_clock() 
     ]
 
 
+def test_a_run_whose_profile_is_there_is_not_told_to_profile(tmp_path: Path) -> None:
+    """A short run ends before its trace is read."""
+    (tmp_path / "profile" / "plugins").mkdir(parents=True)
+    verdict = judged(WALL, path=f"{tmp_path}/metrics.jsonl")
+    assert str(verdict.next_steps[0]) == f"mfu-jax profile {tmp_path}"
+
+
 def test_the_next_step_is_of_the_largest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     verdict = judged({"train": 1.0, "compile": 9.0})

@@ -19,7 +19,9 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
+from mfu_jax.flops.analytic.names import EXPERTS
 from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.step_time.durations import Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.util.user_files import read_text
@@ -39,6 +41,10 @@ _KNOWN = (
     *("first_published_commit", "config_match", "config_at_publication"),
     *("step_time_seconds", "tflops_per_sec_per_device", "tokens_per_sec_per_device"),
 )
+# What a run may leave out although it decides much of a step's time.
+REMAT_POLICY, ATTENTION_BLOCKS = "remat_policy", "sa_block sizes"
+EXPERT_TILES = "tiles of the experts' matmuls"
+_MATTERS = 0.2  # of the step: then the plan is 25% above a run with the best settings
 _MEASURED = "_printed"
 _WORTH_SAYING = 0.05  # of the peak
 # Keys that a plan sets itself, and those that need the run's own data and cluster.
@@ -85,6 +91,8 @@ class MeasuredRun:
         keys: MaxText's keys, values as text.
         model: the mapping that `mfu_jax.flops_breakdown` counts.
         flags: compiler flags.
+        left_out: settings that the run does not give and that may take much of the step's time:
+            MaxText's defaults are planned.
         notes: what of the run cannot be reproduced.
     """
 
@@ -92,6 +100,7 @@ class MeasuredRun:
     keys: Mapping[str, str]
     model: Mapping[str, Any]
     flags: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -144,7 +153,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     """
     if not isinstance(run, Mapping):
         raise UserError(f"a run is {type(run).__name__}; expected a JSON object")
-    run, defaults = _with_defaults(run)
+    run, defaults, left_out = _with_defaults(run)
     missing = [key for key in _REQUIRED if run.get(key) in _MISSING]
     if missing:
         raise UserError(f"the run lacks {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
@@ -157,19 +166,25 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
     values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
     flags, words = _flags(run.get("xla_flags") or ())
-    return MeasuredRun(
+    read = MeasuredRun(
         target=_target(run),
         keys={key: _text(value) for key, value in values.items()},
         model=model_of(values),
         flags=flags,
+        left_out=left_out,
         notes=(*defaults, *_not_followed(run, words)),
     )
+    if read.tiles is None or any("tile_" in key for key in read.keys):
+        return read
+    return replace(read, left_out=(*left_out, EXPERT_TILES))
 
 
-def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The run with MaxText's defaults for what it may leave out, and notes that say so."""
+def _with_defaults(
+    run: Mapping[str, Any],
+) -> tuple[Mapping[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """The run with MaxText's defaults, notes that say so, and the costly settings left out."""
     added: dict[str, Any] = {}
-    notes = []
+    notes, left_out = [], []
     flags = run.get("other_flags")
     given = {**run, **(flags if isinstance(flags, Mapping) else {})}
     has_sizes = any(key.startswith("base_") or key == "global_parameter_scale" for key in given)
@@ -180,6 +195,7 @@ def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str
         added["max_target_length"] = _DEFAULT_LENGTH
         notes.append(f"no max_target_length: MaxText's default, {_DEFAULT_LENGTH}, is planned")
     if given.get("remat_policy") in _MISSING:
+        left_out.append(REMAT_POLICY)
         notes.append("no remat_policy: MaxText's default, full, is planned")
     splash = run.get("splash")
     named = (*given, *(splash if isinstance(splash, Mapping) else ()))
@@ -187,11 +203,12 @@ def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str
     is_tpu = generation_of(hardware) or generation_of(hardware.rpartition("-")[0])
     has_blocks = given.get("attention") in (*_MISSING, "autoselected", "flash")
     if is_tpu and has_blocks and not any(key.startswith("sa_") for key in named):
+        left_out.append(ATTENTION_BLOCKS)
         notes.append(
             "no sa_block sizes: MaxText's default, 512, is planned; recipes with up to 2,048 halve "
             "the time of attention"
         )
-    return {**run, **added}, tuple(notes)
+    return {**run, **added}, tuple(notes), tuple(left_out)
 
 
 def _is_setting(key: str) -> bool:
@@ -280,6 +297,43 @@ def _not_followed(run: Mapping[str, Any], words: Sequence[str]) -> tuple[str, ..
             f"the run used {run['framework_commit_or_image']}; the plan, what is installed"
         )
     return tuple(notes)
+
+
+def with_left_out(plan: Plan, run: MeasuredRun) -> Plan:
+    """The plan, with the settings in its first line that the run leaves out, if they may be costly.
+
+    The run may have had any settings in place of the defaults: the range begins at what the best
+    of them would take.
+    """
+    step = plan.step_time_seconds
+    if not step or not run.left_out:
+        return plan
+    saved = {name: may_save(plan, name) for name in run.left_out}
+    share = sum(saved.values()) / step
+    if share < _MATTERS:
+        return plan
+    span = plan.step_time_range
+    if span:
+        span = max(plan.step_time_bound_seconds or 0.0, span[0] * (1 - share)), span[1]
+    named = tuple(name for name in run.left_out if saved[name])
+    return replace(plan, left_out=named, left_out_share=share, step_time_range=span)
+
+
+def may_save(plan: Plan, left_out: str) -> float:
+    """Seconds that the best setting in place of a default would save.
+
+    Args:
+        plan: the plan with the default.
+        left_out: the setting.
+    """
+    if left_out == REMAT_POLICY:
+        return sum(op["seconds"] for op in plan.ops if op["phase"] == "rematerialized")
+    if left_out == ATTENTION_BLOCKS:  # blocks of 2,048 have a sixteenth of the grid's steps
+        return sum(op["seconds"] for op in plan.ops if "splash" in op["kind"]) / 2
+    grouped = [op for op in plan.ops if EXPERTS in op["scope"] and op["kind"] == "matmul"]
+    peak = (plan.model_flops or 0) / (plan.mfu or 1.0) / (plan.step_time_seconds or 1.0)
+    at_best = sum(op["flops"] for op in grouped) / (Efficiencies().grouped_matmul * peak or 1.0)
+    return max(0.0, sum(op["seconds"] for op in grouped) - at_best)
 
 
 def judged(plan: Plan, run: MeasuredRun) -> Plan:

@@ -1,11 +1,20 @@
 """A measured run becomes MaxText's arguments, chips and flags."""
 
+from dataclasses import replace
+
 import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.planning.measured_runs import judged, read_run
-from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.measured_runs import (
+    ATTENTION_BLOCKS,
+    EXPERT_TILES,
+    REMAT_POLICY,
+    judged,
+    read_run,
+    with_left_out,
+)
+from mfu_jax.planning.result.plan import Plan, warning_of
 
 RUN = {
     "hardware": "v6e",
@@ -118,6 +127,28 @@ def test_what_a_run_leaves_out_is_maxtexts_default_and_is_said():
         "no model_name: MaxText's default model with the run's sizes is planned",
         "no max_target_length: MaxText's default, 2048, is planned",
     )
+
+
+def test_what_a_run_leaves_out_is_in_the_first_line_if_it_may_take_much_of_the_step():
+    ops = (
+        {"scope": "layers/splash", "kind": "splash_mha_fwd", "phase": "forward", "seconds": 3.0},
+        {"scope": "layers/moe/experts", "kind": "matmul", "phase": "forward", "seconds": 4.0}
+        | {"flops": 1.4e12},
+        {"scope": "layers/mlp", "kind": "matmul", "phase": "rematerialized", "seconds": 1.0},
+    )
+    plan = Plan(
+        **{"target": "v6e:2x4", "chips": 8, "fits": True, "ops": ops, "model_flops": 10**12},
+        **{"mfu": 0.1, "step_time_seconds": 10.0, "step_time_range": (9.0, 11.0)},
+    )
+    run = replace(read_run(RUN), left_out=(ATTENTION_BLOCKS, EXPERT_TILES))
+    told = with_left_out(plan, run)
+    assert told.left_out == run.left_out
+    assert told.left_out_share == pytest.approx((1.5 + 4.0 - 2.0) / 10)  # 0.7 of 1 TFLOP/s
+    assert told.step_time_range == pytest.approx((9.0 * 0.65, 11.0))
+    assert warning_of(told).startswith(
+        "planned with defaults for what the run leaves out (sa_block"
+    )
+    assert with_left_out(plan, replace(run, left_out=(REMAT_POLICY,))) == plan  # 10%
 
 
 def test_keys_that_mean_nothing_are_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planne
 _DAY = 86400.0
 UNITS = ("matmul", "vector", "kernel", "copy", "host")  # causes that are no transfers
 _MUCH_AGAIN, _FAR_OFF = 0.01, 0.05  # of the executed FLOPs
+_PERMUTE, _FAR_OFF_WAITS = "collective-permute", 0.2  # of the step: 25% more than without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,9 @@ class Plan:
         cost: cost of `tokens` at `price`.
         clock_state: at which MFU's peak holds, and which a run must set; empty if there is one.
         another_program: what was asked for and is not planned, if that makes it another program.
+        left_out: settings that a run does not give, in place of which defaults are planned, if they
+            decide much of its time.
+        left_out_share: of the predicted time, what other settings would save at most.
         notes: what the plan could not see, with `with_lost` first what may change its time most.
     """
 
@@ -128,6 +133,8 @@ class Plan:
     cost: float | None = None
     clock_state: str = ""
     another_program: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    left_out_share: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -205,12 +212,24 @@ class Plan:
 
 def warning_of(plan: Plan) -> str:
     """What a plan's first line begins with: why its time may be far off; empty: nothing says so."""
+    why = []
     if plan.another_program:
-        return f"another program's plan, without {'; '.join(plan.another_program)}: "
+        why.append(f"another program's plan, without {'; '.join(plan.another_program)}: ")
+    if plan.left_out:
+        why.append(
+            f"planned with defaults for what the run leaves out ({', '.join(plan.left_out)}), "
+            f"which may take {percent(plan.left_out_share)} of this step more than its own: "
+        )
     again = plan.xla_rematerialized_flops / max(plan.executed_flops or 0, 1)
-    if again < _FAR_OFF:
-        return ""
-    return f"{percent(again)} recomputed for want of memory, which a run may not need: "
+    if again >= _FAR_OFF and not plan.another_program:
+        why.append(f"{percent(again)} recomputed for want of memory, which a run may not need: ")
+    waits = sum(
+        row["exposed_seconds"] for row in plan.collectives if row["kind"].startswith(_PERMUTE)
+    )
+    if waits > _FAR_OFF_WAITS * (plan.step_time_seconds or math.inf):
+        share = percent(waits / (plan.step_time_seconds or math.inf))
+        why.append(f"{share} waits for {_PERMUTE}s, which a run's compiler may hide: ")
+    return "".join(why)
 
 
 def is_much_recomputed(again: int, executed: int) -> bool:

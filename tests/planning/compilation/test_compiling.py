@@ -194,6 +194,7 @@ def test_a_gpus_description_has_the_fields_of_the_recorded_one():
     assert {key: ours.get(key) for key in xlas if key != "minor"} == {
         key: value for key, value in xlas.items() if key != "minor"
     }
+    assert '  runtime_version: "12.8.0"\n' in described  # fp8 matmuls need CUDA 12
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.compilation.compiling import TooLarge
-from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.plan import Plan, StepWork, warning_of
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.compared_runs import residuals
@@ -206,3 +206,12 @@ def test_a_plan_of_a_run_says_which_clock_state_the_run_had(flags, said):
     target = parse_target(topology="tpu7x:2x2x1")
     notes = make_plan(ProgramDump(text=TEXT), target, flags=flags).notes
     assert [said in note for note in notes if "p_state" in note] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(("exposed", "first"), [(1.9, ""), (3.0, "30.0% waits for collective-")])
+def test_long_waits_for_collective_matmuls_are_in_the_first_line(exposed, first):
+    kind = "collective-permute over tensor on ici"
+    row = {"kind": kind, "seconds": 3.0, "hidden_seconds": 0.0, "exposed_seconds": exposed}
+    plan = Plan(target="v5e:2x4", chips=8, fits=True, step_time_seconds=10.0, collectives=(row,))
+    assert warning_of(plan).startswith(first)
+    assert bool(warning_of(plan)) == bool(first)

@@ -469,6 +469,8 @@ def zamba2(c: Fields) -> ModelConfig:
 
 def _zamba(c: Fields, default: list[str], **values: Any) -> ModelConfig:
     """What both have in common, with the file's list of layers or else `default`."""
+    if not c.flag("tie_word_embeddings", default=True):
+        c.fail("tie_word_embeddings", "expected true: else transformers shares no block, either")
     given = c.list_of(str, "layers_block_type")
     kinds = checked_length(c, "layers_block_type", default if given is None else given)
     query_heads = c.size("num_attention_heads")

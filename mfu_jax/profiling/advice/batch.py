@@ -65,7 +65,9 @@ def larger_batch(stats: ProfileStats, _: float) -> str:
     used, limit = memory_used(stats), memory_limit(stats)
     growing, times = stats.program.memory.get("temp_size_in_bytes", 0), 2.0
     if used and limit and growing:
-        times = min(_LARGER, max(times, 1 + (FULL * limit - used) // growing))
+        times = min(_LARGER, 1 + (FULL * limit - used) // growing)
+    if times < 2:
+        return "a larger batch, for which remat_policy=full may make room: twice does not fit"
     now = stats.settings.get("per_device_batch_size", "")
     if not now.replace(".", "", 1).isdecimal():
         return f"a batch {times:g} times as large ({times:g} × per_device_batch_size)"

@@ -170,6 +170,9 @@ def test_a_batch_of_one_row(tmp_path: Path) -> None:
     assert roomy.advice[0].remedy.startswith("a batch 8 times as large")
     known = read_profile(tmp_path / "roomy", settings={"per_device_batch_size": "0.5"})
     assert known.advice[0].remedy == "per_device_batch_size=4, 8 times as large"
+    sizes["temp_size_in_bytes"] = 70 * 10**9  # of 80
+    full = written_profile(tmp_path / "full", lines, {"up": one, "down": one}, memory=sizes)
+    assert full.advice[0].remedy.endswith("remat_policy=full may make room: twice does not fit")
 
 
 def test_remat_with_memory_to_spare(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import PairCounting
 from mfu_jax.util.arguments import MODEL, Arguments, parse
 from mfu_jax.util.formatting import columns, json_text
-from mfu_jax.util.values import convert
+from mfu_jax.util.values import fraction_of
 from mfu_jax.util.yaml_files import model_names
 
 
@@ -112,22 +112,12 @@ def _settings(arguments: Arguments) -> tuple[dict[str, Any], str, float | None]:
         if key == "convention":
             convention = find_convention(text).name
         elif key == "mfu":
-            mfu = _share(text)
+            mfu = fraction_of("mfu", text)
         elif key in overrides:
             raise UserError(f"{key} is given twice")
         else:
             overrides[key] = parse_override(key, text)
     return overrides, convention, mfu
-
-
-def _share(text: str) -> float:
-    try:
-        value = convert(text.removesuffix("%"), float) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise UserError(f"mfu={text!r}: expected a share such as 0.41 or 41%")
-    return value
 
 
 def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str, Any]:

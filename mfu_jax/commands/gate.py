@@ -33,7 +33,7 @@ from mfu_jax.runs.report.setup import read_setup
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import number_of, typed
+from mfu_jax.util.values import fraction_of, number_of
 from mfu_jax.verdict import NextStep, TimeLoss, Verdict
 
 _KEYS = ("baseline", "threshold", "junit", "warmup_steps")
@@ -66,7 +66,9 @@ def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
             "no baseline; expected mfu-jax gate RUN --baseline RUN2",
             hint="name the run to compare with",
         )
-    threshold = _fraction(values.get("threshold", _THRESHOLD))
+    threshold = fraction_of(
+        "threshold", values.get("threshold", _THRESHOLD), hint="leave it out for 1%"
+    )
     warmup = number_of(values, "warmup_steps", int, WARMUP_STEPS)
     metrics = read_metrics_of(run)
     found = compare_with_runs(
@@ -103,16 +105,3 @@ def _verdict(gate: Gate, of_run: Verdict, report: str) -> Verdict:
         losses=(*slower, *of_run.losses),
         next_steps=(NextStep(text=report), *steps) if gate.has_failed else steps,
     )
-
-
-def _fraction(text: str) -> float:
-    """A fraction from ``1%`` or ``0.01``."""
-    is_percent = text.rstrip().endswith("%")
-    number = float(typed("threshold", text.rstrip(" %"), float, hint="pass 1% or 0.01"))
-    fraction = number / 100 if is_percent else number
-    if not 0 <= fraction < 1:
-        hint = "leave it out for 1%"
-        if not is_percent and 1 <= number < 100:
-            hint = f"usually a percentage without its sign; pass {text}%"
-        raise UserError(f"threshold={text}: expected 0 or more and below 100%", hint=hint)
-    return fraction

@@ -101,6 +101,30 @@ def number_of(
     return number
 
 
+def fraction_of(key: str, text: str, *, hint: str = "") -> float:
+    """A fraction from ``1%`` or ``0.01``, below 1.
+
+    Args:
+        key: of the number.
+        text: what is given for it.
+        hint: the way out.
+
+    Raises:
+        UserError: it is none.
+
+    >>> fraction_of("mfu", "41%"), fraction_of("mfu", "0.41")
+    (0.41, 0.41)
+    """
+    is_percent = text.rstrip().endswith("%")
+    number = float(typed(key, text.rstrip(" %"), float, hint="pass 1% or 0.01"))
+    fraction = number / 100 if is_percent else number
+    if not 0 <= fraction < 1:
+        if not is_percent and 1 <= number < 100:
+            hint = f"usually a percentage without its sign; pass {text}%"
+        raise UserError(f"{key}={text}: expected 0 or more and below 100%", hint=hint)
+    return fraction
+
+
 def convert(value: Any, kind: Any) -> Any:
     """`value` as `kind`.
 

@@ -105,7 +105,7 @@ def make_plan(
     if bound > line.seconds:
         line.spend(f"bound by {limiting}", bound - line.seconds)
     seconds = line.seconds
-    memory = _on_the_device(program.memory or {})
+    memory, limit = _on_the_device(program.memory or {}), target.chip.usable_memory_bytes
     return Plan(
         target=str(target),
         chips=target.chips,
@@ -113,7 +113,7 @@ def make_plan(
         devices=target.devices,
         fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
-        memory_limit_bytes=target.chip.usable_memory_bytes,
+        memory_limit_bytes=limit,
         memory=memory_of(program),
         resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=executed_by_dtype(costs).total(),
@@ -137,7 +137,7 @@ def make_plan(
             durations,
             line,
             is_roomy=_is_roomy(memory, target),
-            free=target.chip.usable_memory_bytes - memory.get("peak_memory_in_bytes", 0),
+            free=limit - memory.get("peak_memory_in_bytes", limit),
         ),
         clock_state=target.chip.clock_state,
         notes=(

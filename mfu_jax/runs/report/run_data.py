@@ -30,8 +30,8 @@ from mfu_jax.runs.report.setup import (
 )
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.storage.addresses import path_of
-from mfu_jax.util.formatting import percent, readable
-from mfu_jax.verdict import Verdict
+from mfu_jax.util.formatting import columns, percent, readable
+from mfu_jax.verdict import COLUMNS, Verdict
 
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {
@@ -382,7 +382,7 @@ def _text(data: RunData) -> str:
         data.summary.render(),
     ]
     if answer["peak"]:
-        lines.append(f"  peak         {answer['peak']}")
+        lines += columns([("  peak       ", answer["peak"])], "<", width=COLUMNS, fold=1)
     if reported := answer["reported_tflops"]:
         lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
     for name in _SHOWN:

@@ -37,6 +37,12 @@ def test_each_saving_is_what_the_walk_spends(text):
     assert again < recompute < 2 * again  # at their peak, at half of it
 
 
+def test_no_memory_is_promised_where_the_compiler_says_none(text):
+    plan = make_plan(ProgramDump(text=text), parse_target(topology="v5p:8x8x8"))
+    (recompute,) = (c.change for c in plan.changes if c.change.startswith("recompute less"))
+    assert recompute.endswith("remat_policy=save_qkv_proj")
+
+
 def test_at_most_three_the_largest_first_and_their_gains(text):
     plan = _plan(text, peak_gib=60)
     savings = [change.saves_seconds for change in plan.changes]

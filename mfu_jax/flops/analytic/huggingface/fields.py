@@ -66,7 +66,7 @@ class Fields:
         """Whether the file itself gives the field a value."""
         return self._values.get(name) is not None
 
-    def with_values(self, **values: Any) -> Fields:
+    def with_values(self, /, **values: Any) -> Fields:
         """The same config with some fields set."""
         return Fields({**self._values, **values}, self.model_type, self._path)
 

@@ -374,6 +374,14 @@ def test_inklings_first_files_have_a_text_config_without_a_type() -> None:
     assert config == from_hf_config({"model_type": "inkling_text"})
 
 
+def test_a_nested_field_may_have_any_name() -> None:
+    nested = {"attention_other_setting": {"self": 1, "num_attention_heads": 96}}
+    plain = {"attention_other_setting": {"num_attention_heads": 96}}
+    assert from_hf_config({"model_type": "step3p5", **nested}) == from_hf_config(
+        {"model_type": "step3p5", **plain}
+    )
+
+
 @pytest.mark.parametrize(
     ("model_type", "field", "value"),
     [

@@ -342,11 +342,12 @@ class StepObserver:
         if analysis is not None:
             table = analysis.setup(selection.text, selection.left_out)
         values = {"step function": self.name, **table}
-        if self.shares_logger and (known := self.logger.setup_values):
+        setup = self.logger.setup if self.shares_logger else {}
+        if known := setup.get("values"):
             new = {name: value for name, value in values.items() if known.get(name) != value}
             self.logger.write_text(f"setup/{self.name}", format_values(new))
         else:
-            self.logger.write_setup(values)
+            self.logger.write_setup(values, setup.get("texts"))  # a config of the loop's stays
 
     def _write_ledger(self, flops: StepFlops) -> None:
         """Writes the ledger, unless its FLOPs equal those of an earlier one."""

@@ -27,7 +27,7 @@ class DisabledLogger:
 
     next_step = 0
     calls_per_step = 1
-    setup_values: Mapping[str, Any] = {}
+    setup: Mapping[str, Mapping[str, Any]] = {}
 
     def _nothing(self, *args: Any, **options: Any) -> None: ...
 

@@ -120,7 +120,7 @@ class MetricLogger:
         places = assembly.run_places(run_dir)
         self.cost, config = assembly.with_fields(cost, config, fields)
         self.judge: Judge | None = None
-        self._setup: Mapping[str, Any] = {}
+        self._setup: Mapping[str, Mapping[str, Any]] = {}
         self._profile: dict[str, float] = {}
         self._monotonic = monotonic
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
@@ -372,9 +372,9 @@ class MetricLogger:
         return self._interrupt.defer(error)
 
     @property
-    def setup_values(self) -> Mapping[str, Any]:
-        """The values that `write_setup` wrote last; empty before."""
-        return dict(self._setup.get("values", {}))
+    def setup(self) -> Mapping[str, Mapping[str, Any]]:
+        """The ``values`` and ``texts`` that `write_setup` wrote last; empty before."""
+        return self._setup
 
     @failsafe("the set-up is not written")
     def write_setup(

@@ -134,9 +134,9 @@ def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Pat
         peak_tflops_per_device=1.0,
     )
     memory = ListSink()
-    third = mfu_jax.instrument(  # a logger of the user's has its set-up, too
-        jax.jit(lambda w: {"norm": jnp.sum(w)}), logger=MetricLogger(sinks=[memory])
-    )
+    logger = MetricLogger(sinks=[memory])  # a logger of the user's has its set-up, too
+    logger.write_setup(texts={"config": "steps=2"})
+    third = mfu_jax.instrument(jax.jit(lambda w: {"norm": jnp.sum(w)}), logger=logger)
     w = jnp.ones((D, F))
     for number in range(3):
         first(w, batch(number))
@@ -145,6 +145,7 @@ def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Pat
     first.close()
     third.logger.close()
     assert "devices: 1 × cpu" in dict(memory.texts)["setup/values"]
+    assert logger.setup["texts"] == {"config": "steps=2"}
     log = (tmp_path / "metrics.jsonl.events.0.jsonl").read_text()
     assert log.count("devices") == 1, "the second step's set-up is what differs from the first's"
     assert '"tag":"setup/' in log

@@ -7,7 +7,7 @@ import math
 import operator
 import statistics
 import textwrap
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -368,14 +368,14 @@ def compare_with_runs(
 
 def _pauses(run: MetricsRun, warmup_steps: int) -> dict[str, float]:
     """Seconds beside a measured step, in the mean, by what they go to."""
-    sums, steps = Counter[str](), 0
+    sums, steps = defaultdict[str, float](float), 0
     for kind, segment in run.segments(warmup_steps=warmup_steps):
         if kind == "step":
             steps += len(segment.numbers)
             for name, column in segment.columns.items():
                 if name.startswith("goodput/") and name.endswith("_seconds"):
                     pause = name.removeprefix("goodput/").removesuffix("_seconds")
-                    sums[pause.replace("_", " ")] += math.fsum(filter(math.isfinite, column))  # type: ignore[assignment]
+                    sums[pause.replace("_", " ")] += math.fsum(filter(math.isfinite, column))
     return {name: seconds / max(steps, 1) for name, seconds in sums.items()}
 
 

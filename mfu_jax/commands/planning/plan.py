@@ -254,6 +254,8 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     from mfu_jax.planning.tune.space import Point, Space, listed_axes, seconds_of
 
     values = arguments.values
+    if {"plans", "compiles"} <= values.keys():
+        raise UserError("plans= and compiles= are the same; expected one", hint="keep plans=")
     most = "compiles" if "compiles" in values else "plans"
     source = _source(arguments, target)
     axes, fixed = listed_axes(_step_keys(values, _OWN_OF_SWEEP))

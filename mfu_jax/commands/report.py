@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     elif "--json" in arguments.flags:
         print(json_text(_answer(runs, compared, plan)))
     else:
-        parts = [*(run.render() for run in runs), *(found.render() for found in compared)]
+        parts = [*(found.render() for found in compared), *(run.render() for run in runs)]
         print("\n\n".join([*parts, *([plan.render()] if plan else [])]))
     return 0
 

@@ -146,17 +146,18 @@ class Profile:
                 gain_seconds=advice.gain_seconds,
             )
         if not self.advice:
-            yield NextStep(text=self.no_advice)
+            yield NextStep(text=f"mfu-jax profile {self._folder} by=kernel")
         if self.like_runs and not self.tokens:
             yield NextStep(text=TOKENS)
 
     @property
     def no_advice(self) -> str:
         """What the place of advice says without any."""
-        least = least_gain(self.measured)
-        folder = self.source.partition("/plugins/profile/")[0]
-        longest = f"mfu-jax profile {folder} by=op,kernel, for the longest ops"
-        return f"{longest} (no known remedy saves {least:.0%} of a step)"
+        return f"no known remedy saves {least_gain(self.measured):.0%} of a step"
+
+    @property
+    def _folder(self) -> str:
+        return self.source.partition("/plugins/profile/")[0]
 
     def gain_of(self, advice: Advice) -> str:
         """What following the advice saves, as text."""

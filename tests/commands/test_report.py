@@ -322,7 +322,7 @@ def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
     out = capsys.readouterr().out
     assert out.startswith(
         "no measured step; MFU not known; largest loss: compilation, 80.0% of the wall clock, 8 s;"
-        "\nnext: JAX_COMPILATION_CACHE_DIR=~/.cache/jax\n"
+        "\nnext: export JAX_COMPILATION_CACHE_DIR=~/.cache/jax\n"
     )
 
 

@@ -157,6 +157,18 @@ def test_the_state_is_the_heartbeats(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert text in shown(capsys, tmp_path, "--once")[0]
 
 
+def test_a_run_that_ended_has_the_time_before_its_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, range(3))  # 6 s of steps, 1.5 s of waiting
+    (tmp_path / "heartbeat.json").write_text('{"state": "ended"}')
+    uses = {"train": 6.0, "compile": 12.5, "data_wait": 1.5}
+    path.with_name("metrics.jsonl.summary.json").write_text(json.dumps({"seconds_by_use": uses}))
+    text = " ".join(shown(capsys, tmp_path, "--once"))
+    assert "largest loss: compilation, 62.5% of the wall clock, 12.5 s;" in text
+    assert "compile 62.5%, train 30.0%, data_wait 7.5%" in text
+
+
 def test_slow_and_missing_hosts_have_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,8 +157,15 @@ class MetricsTail:
 
     def heartbeat(self) -> Mapping[str, Any]:
         """The heartbeat in the run's folder; empty if there is none."""
+        return self._beside("heartbeat.json")
+
+    def seconds_by_use(self) -> Mapping[str, float]:
+        """Of the whole process, by its summary; empty before it ends."""
+        return self._beside(f"{self.path.name}.summary.json").get("seconds_by_use") or {}
+
+    def _beside(self, name: str) -> Mapping[str, Any]:
         try:
-            return object_of(self.path.with_name("heartbeat.json").read_bytes())
+            return object_of(self.path.with_name(name).read_bytes())
         except OSError:
             return {}
 

@@ -153,6 +153,8 @@ def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
     state, left = _state(follower.heartbeat(), steps, now), None
     if total and seconds is not None and state != "ended":
         left = max(0, total - 1 - last.step) * seconds
+    # What came before the first step, such as compiling, stands in the summary alone.
+    uses = (follower.seconds_by_use() if state == "ended" else {}) or time_split(steps)
     return {
         "run": str(follower.path),
         "state": state,
@@ -165,14 +167,14 @@ def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
         "peak": peak or None,
         "median": {"steps": len(measured), "mfu": mfu, "hfu": hfu, "step_time_seconds": seconds},
         "last_step": dict(last.scalars),
-        "seconds_by_use": time_split(steps),
+        "seconds_by_use": uses,
         "hosts": dict(follower.hosts),
         "fall": fall or None,
         "alarms": [
             *([{"step": last.step, "text": fall}] if fall else []),
             *({"step": number, "text": note} for number, note in follower.notes),
         ],
-        "verdict": _verdict(follower, steps).to_json(),
+        "verdict": _verdict(follower, steps, uses).to_json(),
     }
 
 
@@ -196,7 +198,9 @@ def _fall(measured: Sequence[StepRecord]) -> str:
     return f"MFU has fallen from {percent(usual)} to {percent(now)} in the last {_LAST_STEPS} steps"
 
 
-def _verdict(follower: MetricsTail, steps: Sequence[StepRecord]) -> Verdict:
+def _verdict(
+    follower: MetricsTail, steps: Sequence[StepRecord], uses: Mapping[str, float]
+) -> Verdict:
     """The verdict on the last steps; compile and warm-up steps count in the wall clock only."""
     statistics_of = StepStatistics()
     for step in steps:
@@ -211,7 +215,7 @@ def _verdict(follower: MetricsTail, steps: Sequence[StepRecord]) -> Verdict:
             flags=Counter(flag for step in steps for flag in step.flags),
         ),
         follower.setup,
-        wall=time_split(steps),
+        wall=uses,
         profile=follower.profile,
     )
 

@@ -95,7 +95,8 @@ def comparison(found: Sequence[RunComparison], names: Sequence[str]) -> Iterator
         others.append({m.title: (d.change, f"{signed(d.change)} ({interval(d)})") for m, d in of})
         titles += [of_run(place, names[place]), f"from {names[0]}"]
     text = (
-        f"Trimmed means of the measured steps, and changes with their {CONFIDENCE:.0%} intervals."
+        f"Trimmed means of the measured steps, in which slow ones weigh less than in the means "
+        f"above, and changes with their {CONFIDENCE:.0%} intervals."
     )
     body = by_run("metric", merged([first, *others]), names, titles=titles)
     yield section(f"Against {names[0]}", quiet(text), body)

@@ -30,7 +30,7 @@ _CACHE = "JAX_COMPILATION_CACHE_DIR"
 # Category of the wall clock → its name, and what shortens it. {less} is how many times as much of
 # it is lost as is worth a reader's time, {more} how many times as fast it must be to be hidden.
 _OF_WALL = {
-    "compile": ("compilation", f"{_CACHE}=~/.cache/jax"),
+    "compile": ("compilation", f"export {_CACHE}=~/.cache/jax"),
     "data_wait": (
         "wait for data",
         "{more} times the workers that prefetch, such as grain's worker_count={more}",
@@ -211,7 +211,7 @@ def _remedy(loss: TimeLoss, setup: Setup, wall: Mapping[str, float]) -> str:
     more = math.ceil(1 + wall.get("data_wait", 0.0) / (wall.get("train") or 1.0))
     text = dict(_OF_WALL.values()).get(loss.name, "")
     text = text.format(less=rounded_up(less), more=more)
-    return "" if text.startswith(_CACHE) and os.environ.get(_CACHE) else text
+    return "" if _CACHE in text and os.environ.get(_CACHE) else text
 
 
 def _like_runs(

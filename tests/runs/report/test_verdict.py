@@ -69,7 +69,7 @@ def test_the_next_step_is_of_the_largest_loss(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     verdict = judged({"train": 1.0, "compile": 9.0})
     assert "largest loss: compilation, 90.0% of the wall clock" in verdict.sentence
-    assert verdict.next_steps[0].text == "JAX_COMPILATION_CACHE_DIR=~/.cache/jax"
+    assert verdict.next_steps[0].text == "export JAX_COMPILATION_CACHE_DIR=~/.cache/jax"
 
 
 def test_advice_is_what_this_run_can_follow(

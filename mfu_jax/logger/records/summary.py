@@ -8,6 +8,7 @@ import itertools
 import math
 import operator
 import statistics
+import sys
 import textwrap
 import threading
 from collections import defaultdict
@@ -180,11 +181,11 @@ class Summary:
         )
 
     def render(self, columns: int = COLUMNS) -> str:
-        """A few lines of text for the end of a run, at most that wide."""
+        """A few lines of text for the end of a run, at most that wide but for commands."""
         rows = (
             textwrap.fill(
                 f"  {label:<13}{value}" if label else f"  {value}",
-                columns,
+                sys.maxsize if label == "next" else columns,  # to be pasted
                 subsequent_indent=" " * 15,
                 break_long_words=False,
                 break_on_hyphens=False,

@@ -185,6 +185,7 @@ class _Run:
         plans = self.searches["plan"].trials if "plan" in self.searches else {}
         search = self.searches[by] = TuningSearch(
             self.space,
+            by=by,
             limit_bytes=self.tuning.limit_bytes,
             planned={p: speed(t) for p, t in plans.items() if t.is_ok} or None,
             is_valid=self._is_valid,

@@ -112,7 +112,7 @@ def _settings(arguments: Arguments) -> tuple[dict[str, Any], str, float | None]:
         if key == "convention":
             convention = find_convention(text).name
         elif key == "mfu":
-            mfu = fraction_of("mfu", text)
+            mfu = fraction_of("mfu", text, is_positive=True)
         elif key in overrides:
             raise UserError(f"{key} is given twice")
         else:

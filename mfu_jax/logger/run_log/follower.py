@@ -119,7 +119,7 @@ class Follower:
         self._thread.start()
 
     def begin_behind(self, reader: LoggedRecords) -> None:
-        """Lets it read records of the file before those that come; call it before `start`."""
+        """Lets it read records of the file before those that come; call it while it is idle."""
         self._reader, self._is_behind = reader, True
         self._wake.set()
 

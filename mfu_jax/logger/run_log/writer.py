@@ -77,14 +77,18 @@ class LogWriter(Follower):
 
     def _sleep(self) -> None:
         super()._sleep()
-        self._look()
+        if self._monotonic() - self._looked_at >= self._look_seconds:
+            self._look()
+        else:  # what it is about to write shows life, too
+            self._log.settle_compilations()
 
     def _wait(self, seconds: float | None) -> None:
         """Waits, and shows meanwhile that the process is alive, twenty times a second at first."""
-        end = math.inf if seconds is None else self._monotonic() + seconds
-        while not self._wake.wait(min(self._look_seconds, max(0.0, end - self._looked_at))):
+        now = self._monotonic()
+        end = math.inf if seconds is None else now + seconds
+        while not self._wake.wait(min(self._look_seconds, max(0.0, end - now))):
             self._look()
-            if self._looked_at >= end:
+            if (now := self._looked_at) >= end:
                 return
 
     def _look(self) -> None:

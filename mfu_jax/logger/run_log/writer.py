@@ -63,17 +63,20 @@ class LogWriter(Follower):
         self._wake.set()
         self._thread.join(timeout)
 
+    def _close(self) -> None:
+        super()._close()
+        self._call("close", of=self._events_file)
+
     def _end(self) -> None:
         """Closes the file of records; events may still come."""
-        self._call("close")
+        super()._close()
         self._sink, self.records = _NoRecords(), None
         self._retry_seconds = 0.0  # the records that it could not write are given up
 
     def _run(self) -> None:
         super()._run()
         self._deliver()
-        self._call("close")
-        self._call("close", of=self._events_file)
+        self._close()
 
     def _sleep(self) -> None:
         super()._sleep()

@@ -197,7 +197,11 @@ def test_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["nowhere"], "has no metrics file"),
         (["nowhere", "intervall=1"], "unknown key 'intervall'"),
-        (["nowhere", "interval=0"], "expected a number above 0"),
+        (["nowhere", "interval=0"], "interval=0: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=1e-9"], "interval=1e-9: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=nan"], "interval=nan: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=1e300"], "interval=1e300: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=-1"], "interval=-1: expected 0.1 to 3600 s"),
         ([], "usage: mfu-jax watch"),
     ],
 )

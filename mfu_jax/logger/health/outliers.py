@@ -12,7 +12,7 @@ from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Once
-from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.util.formatting import counted, loss_text, percent, readable
 
 WINDOW = 101
 # An outlier is this many spreads above the median: of a million log-normal steps with a deviation
@@ -35,7 +35,7 @@ NORMAL = 1.4826
 # For causes that are not measured as work of the host's.
 _WORDS = {
     "clock": "the machine slept, or a clock jumped",
-    "checkpoint": "a checkpoint was saved up to {0} steps before",
+    "checkpoint": "a checkpoint was saved up to {0} before",
     "device": "the device took it; usually another process is slow, or the device is",
     "unknown": "no cause was seen",
 }
@@ -145,7 +145,7 @@ class OutlierWatch(Monitor):
         if isinstance(cause, HostWork):
             why = f"{cause.phrase} took {readable(own)} s"
         else:
-            why = _WORDS[cause].format(self._since_checkpoint)
+            why = _WORDS[cause].format(counted(self._since_checkpoint, "step"))
         seconds = readable(step.seconds + waits)
         text = (
             f"the step took {seconds} s, the median is {readable(self._window.median)} s: {why}"

@@ -99,10 +99,12 @@ class SortedWindow:
 
     def excess(self, value: float, fraction: float, fewest: int) -> float:
         """How far an outlier is above the median; 0 for all other values."""
-        if len(self) < fewest or value - self.median <= fraction * abs(self.median):
+        if len(self._values) < fewest:
             return 0.0
-        excess = value - self.median
-        return excess if excess > _SPREADS * spread_of(self._values) else 0.0
+        median = self.median
+        excess = value - median
+        is_above = excess > fraction * abs(median) and excess > _SPREADS * spread_of(self._values)
+        return excess if is_above else 0.0
 
 
 class OutlierWatch(Monitor):

@@ -174,7 +174,7 @@ class Follower:
         self._is_abandoned = True
         self._wake.set()
         name, missing = f"mfu_jax {self.name}", f"{self.name} is not closed"
-        Boundary().thread(name, missing, self._call, "close").start()
+        Boundary().thread(name, missing, self._close).start()
 
     def count_rest(self, *, is_on_disk: bool) -> None:
         """At the end of the run, says what the sink lacks, or counts it as lost.
@@ -205,8 +205,11 @@ class Follower:
             self.lost["not written in time"] += lacks
             _log.warning("%s: %s could not be written", self.name, counted(lacks, "record"))
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self._call("close")
+
+    def _end(self) -> None:
+        self._close()
         self._is_over = True
 
     def _run(self) -> None:

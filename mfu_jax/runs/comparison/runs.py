@@ -387,7 +387,7 @@ def _bars(run: MetricsRun) -> dict[str, float]:
 
 
 def _more(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    return {name: b.get(name, 0.0) - a.get(name, 0.0) for name in [*a, *(b.keys() - a.keys())]}
+    return {name: b.get(name, 0.0) - a.get(name, 0.0) for name in dict.fromkeys((*a, *b))}
 
 
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:

@@ -18,7 +18,9 @@ from mfu_jax.runs.goodput.run_time import CATEGORIES
 
 DAY = 86_400_000_000  # µs
 _ALL = 10**18  # µs
-_PAUSES = frozenset({"eval", "checkpoint", "restore", "compile", "data_wait"})
+_PAUSES = frozenset(
+    {"eval", "checkpoint", "restore", "compile", "data_wait", "count", "calibrate", "profile"}
+)
 
 Times = defaultdict[int, defaultdict[str, int]]
 """Day (days since 1970, UTC) → category → µs."""

@@ -31,13 +31,14 @@ class TimeLoss:
     Attributes:
         name: such as ``compile``, ``wait for data`` or a bar of a waterfall.
         fraction: its part of `of`.
-        of: ``step`` or ``wall clock``.
-        seconds: of a step, or of the wall clock; None: not known.
+        of: ``step``; ``wall clock`` of the job over all restarts; or ``process``, from the logger's
+            begin to its end.
+        seconds: of that; None: not known.
     """
 
     name: str
     fraction: float
-    of: Literal["step", "wall clock"] = "step"
+    of: Literal["step", "wall clock", "process"] = "step"
     seconds: float | None = None
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Rotary positions, and how they are stretched for sequences longer than in pretraining.
 
 Adding a stretch: a class here, a row of `_STRETCHED` in families/blocks.py, and its name in
-mfu_jax/trainer/config/model_keys.py.
+mfu_jax/trainer/config/keys.yml.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One function per `decoder_block`: turns a config into the specs of its layers.
 
-Adding one: ``@family("name")`` here, its name in mfu_jax/trainer/config/model_keys.py. A new kind
+Adding one: ``@family("name")`` here, its name in mfu_jax/trainer/config/keys.yml. A new kind
 of layer is a frozen spec and its module in a room of layers/, as in recurrences/delta_net.py.
 """
 

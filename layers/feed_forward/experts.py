@@ -215,7 +215,7 @@ class Experts(nnx.Module):
         order = jnp.argsort(expert_of, stable=True)
         reverse = jnp.argsort(order)
         sizes = jnp.zeros(E + 1, jnp.int32).at[expert_of].add(1)[:E]
-        rows = moved(k, flat, order, reverse)
+        rows = moved(k, False, flat, order, reverse)
         if self.spec.weigh_inputs:
             rows = rows * weight_of[order]
         sorted_experts = expert_of[order]
@@ -236,8 +236,9 @@ class Experts(nnx.Module):
             return _summed(product) if name == "wo" else product
 
         out = self._mlp(rows, weights, multiply, plain, placed)
-        out = jnp.where((sorted_experts < E)[:, None], out, 0)
-        back = moved(1, out, reverse, order)
+        if self.spec.router.experts > E:
+            out = jnp.where((sorted_experts < E)[:, None], out, 0)
+        back = moved(1, False, out, reverse, order)
         if not self.spec.weigh_inputs:
             back = back * weight_of
         return sum_of_copies(k, back).reshape(*x.shape[:-1], -1)
@@ -257,9 +258,9 @@ class Experts(nnx.Module):
         # Which choice of which token has a slot; those without one share a slot past the last.
         free = jnp.full((B, E * capacity + 1), S * k)
         choice = free.at[jnp.arange(B)[:, None], slot].set(jnp.arange(S * k))[:, :-1]
-        slots = jax.vmap(functools.partial(moved, k))(x, choice, slot)
+        slots = jax.vmap(functools.partial(moved, k, True))(x, choice, slot)
         if self.spec.weigh_inputs:
-            slots = slots * jax.vmap(functools.partial(moved, 1))(shares, choice, slot)
+            slots = slots * jax.vmap(functools.partial(moved, 1, True))(shares, choice, slot)
         slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
         slots = _at_experts(slots, None)
 
@@ -273,7 +274,7 @@ class Experts(nnx.Module):
         of_each = functools.partial(self._of_each, weights)
         out = self._mlp(slots, weights, of_each, _slot_by_slot, placed)
         out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
-        back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
+        back = jax.vmap(functools.partial(moved, 1, True))(out, slot, choice)
         if not self.spec.weigh_inputs:
             back = back * shares
         y: jax.Array = jax.vmap(functools.partial(sum_of_copies, k))(back)

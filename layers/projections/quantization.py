@@ -6,7 +6,7 @@ qwix quantises and multiplies; this module decides which axes share a scale, and
 gradient, which passes straight through the rounding (arXiv 1308.3432).
 
 Adding a recipe: a row of `RECIPES`, its dtype in mfu_jax/instrumentation/counts.py and its name in
-mfu_jax/trainer/config/model_keys.py.
+mfu_jax/trainer/config/keys.yml.
 """
 
 from __future__ import annotations

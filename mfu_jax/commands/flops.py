@@ -46,7 +46,7 @@ from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import PairCounting
 from mfu_jax.util.arguments import MODEL, Arguments, parse
-from mfu_jax.util.formatting import columns, json_text
+from mfu_jax.util.formatting import columns, counted, json_text
 from mfu_jax.util.values import fraction_of
 from mfu_jax.util.yaml_files import model_names
 
@@ -112,7 +112,7 @@ def _settings(arguments: Arguments) -> tuple[dict[str, Any], str, float | None]:
         if key == "convention":
             convention = find_convention(text).name
         elif key == "mfu":
-            mfu = fraction_of("mfu", text)
+            mfu = fraction_of("mfu", text, is_positive=True)
         elif key in overrides:
             raise UserError(f"{key} is given twice")
         else:
@@ -292,8 +292,8 @@ def _table(answer: dict[str, Any]) -> str:
 
 def _serving_lines(serving: dict[str, Any]) -> list[str]:
     return [
-        f"{name}: {cost['flops'] / TERA:.6g} TFLOP for {cost['tokens']:,} token(s) of a sequence; "
-        f"reads {cost['weight_bytes'] / 1e9:.3f} GB of weights and "
+        f"{name}: {cost['flops'] / TERA:.6g} TFLOP for {counted(cost['tokens'], 'token')} of a "
+        f"sequence; reads {cost['weight_bytes'] / 1e9:.3f} GB of weights and "
         f"{cost['cache_read_bytes'] / 1e9:.3f} GB of cache, writes "
         f"{cost['cache_write_bytes'] / 1e9:.6f} GB (2 bytes a value)"
         for name, cost in serving.items()

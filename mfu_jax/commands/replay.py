@@ -17,6 +17,7 @@ example: mfu-jax replay runs/a --sink=csv path=a.csv"""
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,19 +96,27 @@ def _follow(path: Path, sink: Sink, first: int) -> tuple[int | None, int]:
     """Writes the records from step `first` on; returns the last, and how many were not taken."""
     beside = path.with_name(events.events_name(path.name, 0))
     periods = [e["log_period"] for e in read_events(beside, events.LOGGER)]
-    texts = [*read_events(beside, *_FOR_SINKS)]
+    logged = read_events(beside, events.STEPS, *_FOR_SINKS)
+    early = [_event(e) for e in itertools.takewhile(lambda e: e["e"] != events.STEPS, logged)]
+    late = [_event(e) for e in logged if e["e"] != events.STEPS]
     totals = [*read_events(beside, events.SUMMARY)]
     log = RunLog()
     reader = LoggedRecords(path, periods[-1] if periods else 1, after=first - 1)
     follower = Follower(log, sink)
-    follower.put([events.Event(e["e"], (e["t"], e["m"]), e) for e in texts])
-    follower.begin_behind(reader)
     follower.start()
+    follower.put(early)
+    follower.settle().wait()
+    follower.begin_behind(reader)
+    follower.put(late)
     follower.settle(is_last=True).wait()
     last = None if follower.last is None else follower.last.step
     follower.count_rest(is_on_disk=False)
     follower.finish(_summary(totals)).wait()
     return last, follower.lost.total()
+
+
+def _event(values: dict[str, Any]) -> events.Event:
+    return events.Event(values["e"], (values["t"], values["m"]), values)
 
 
 def _summary(totals: Sequence[dict[str, Any]]) -> Summary:

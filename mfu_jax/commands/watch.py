@@ -4,7 +4,7 @@ usage: mfu-jax watch RUN [interval=2] [--once] [--json]
 
 RUN         the run's folder, or its metrics file; it may grow, be replaced and resume. The first
             step of a folder without a metrics file is waited for.
-interval=2  seconds between updates
+interval=2  seconds between updates, 0.1 to 3600
 --once      prints one frame, and exits; so does watch without a terminal, 80 columns wide
 --json      one JSON object on stdout, and exits
 
@@ -17,13 +17,15 @@ import sys
 import time
 from collections.abc import Sequence
 
+from mfu_jax.errors import UserError
 from mfu_jax.runs.live.following import MetricsTail, local_metrics_file
 from mfu_jax.runs.live.frame import frame, snapshot
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import Paper, json_text
-from mfu_jax.util.values import number_of
+from mfu_jax.util.values import typed
 
 _COLUMNS = 80
+_SHORTEST, _LONGEST = 0.1, 3600.0  # seconds: less keeps a core busy, more follows nothing
 # Another screen, whose long lines are cut, without a cursor; and back.
 _OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?7l\x1b[?25l", "\x1b[?25h\x1b[?7h\x1b[?1049l"
 _HOME = "\x1b[H"
@@ -41,7 +43,13 @@ def main(argv: Sequence[str]) -> int:
         return 2
     arguments = parse(argv, keys=("interval",), flags=("--once", "--json"))
     run = arguments.one_name("run")
-    interval = number_of(arguments.values, "interval", float, 2.0, is_positive=True)
+    text = arguments.values.get("interval", "2")
+    interval = typed("interval", text, float)
+    if not _SHORTEST <= interval <= _LONGEST:
+        raise UserError(
+            f"interval={text}: expected {_SHORTEST:g} to {_LONGEST:g} s",
+            hint="leave it out for 2 s",
+        )
     once = bool(arguments.flags) or not sys.stdout.isatty()
     follower = MetricsTail(local_metrics_file(run, may_come=not once))
     follower.update()

@@ -23,6 +23,7 @@ from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
 from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.util.formatting import counted
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.conventions import FlopsRow
@@ -152,7 +153,7 @@ def traced_model(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
         ),
         note="" if convention == "dense" else _note_on_masks(count),
-        how=f"traced: {total:,} FLOPs over {devices} device{'s' * (devices > 1)}",
+        how=f"traced: {total:,} FLOPs over {counted(devices, 'device')}",
     )
 
 

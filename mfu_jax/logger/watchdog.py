@@ -28,7 +28,7 @@ from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
 from mfu_jax.util.failsafe import Boundary, failsafe
-from mfu_jax.util.formatting import readable
+from mfu_jax.util.formatting import counted, readable
 from mfu_jax.util.jax_internals import is_compiling
 
 _log = logging.getLogger("mfu_jax")
@@ -220,7 +220,7 @@ class Watchdog(Monitor):
         """Writes a report and removes the oldest: every eval without a pause adds one."""
         path = self.folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
         lines = [f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n", _stacks()]
-        lines.append(f"The last {len(self._records)} records, the newest last:")
+        lines.append(f"The last {counted(len(self._records), 'record')}, the newest last:")
         lines += [f"step {r.step} [{r.kind}] {dict(r.scalars)}" for r in tuple(self._records)]
         self.folder.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")

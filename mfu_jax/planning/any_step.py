@@ -21,6 +21,7 @@ from mfu_jax.planning.compilation.compiling import Limits, Request, compiler_fla
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import Target, parse_target
+from mfu_jax.util.formatting import counted
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
 _AXIS = "fsdp"  # of the default mesh, if the user has none
@@ -108,11 +109,13 @@ def _lowered(
     jitted: Any = step if hasattr(step, "trace") else jax.jit(step)
     abstract, axes, notes = abstract_arguments(args, target.devices)
     if math.prod(axes.values()) != target.devices:
-        raise _wrong_mesh(f"the mesh of its arguments has {math.prod(axes.values())}", target)
+        raise _wrong_mesh(
+            f"the mesh of its arguments has {counted(math.prod(axes.values()), 'device')}", target
+        )
     text = _text(jitted, abstract, target)
     found = _PARTITIONS.search(text)
     if found and int(found[1]) != target.devices:
-        raise _wrong_mesh(f"it is lowered for {found[1]}", target)
+        raise _wrong_mesh(f"it is lowered for {counted(int(found[1]), 'device')}", target)
     return text, axes, abstract, notes
 
 
@@ -131,7 +134,7 @@ def abstract_arguments(args: Any, devices: int) -> tuple[Any, Mapping[str, int],
 
 def _wrong_mesh(seen: str, target: Target) -> UserError:
     return UserError(
-        f"the step: {seen} devices; expected {target.devices}, those of {target}",
+        f"the step: {seen}; expected {target.devices}, those of {target}",
         hint="usually a mesh of this machine; build its shardings on a "
         "jax.sharding.AbstractMesh of that size",
     )

@@ -12,6 +12,7 @@ from typing import Literal
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.chips import Chip, find, named, table
+from mfu_jax.util.formatting import counted
 from mfu_jax.util.values import number_of
 from mfu_jax.util.yaml_files import read_mapping
 
@@ -64,7 +65,7 @@ class Target:
             hosts = f" on {self.shape[0]} hosts" if self.shape[0] > 1 else ""
             return f"{self.devices} × {self.chip.name}{hosts}"
         many = f"{self.slices} × " if self.slices > 1 else ""
-        return f"{many}{self.topology} ({self.chips} chip{'s' * (self.chips > 1)})"
+        return f"{many}{self.topology} ({counted(self.chips, 'chip')})"
 
 
 def parse_target(
@@ -307,8 +308,8 @@ def check_dump(name: str, program: ProgramDump, target: Target) -> tuple[str, ..
     devices = math.prod(int(count) for count in _DEVICES.findall(head))
     if devices != target.devices:
         raise UserError(
-            f"{name} is a program of {devices} devices; expected {target.devices}, those of "
-            f"{target}",
+            f"{name} is a program of {counted(devices, 'device')}; expected "
+            f"{target.devices}, those of {target}",
             hint="pass the chips that it was compiled for",
         )
     if not topology.device_kind or target.chip in find(topology.device_kind):

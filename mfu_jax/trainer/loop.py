@@ -48,6 +48,7 @@ from mfu_jax.trainer.step.state import (
     resolve_attention,
 )
 from mfu_jax.trainer.step.train_step import compile_eval_step, compile_train_step
+from mfu_jax.util.formatting import counted
 
 
 def train(
@@ -77,7 +78,7 @@ def train(
         state = state or create_state(config, mesh)
         start_step = int(state.step)
         if start_step >= config.steps:
-            why = f"the checkpoint of {config.run_name!r} has {start_step} steps"
+            why = f"the checkpoint of {config.run_name!r} has {counted(start_step, 'step')}"
             print(f"nothing to do: {why if start_step else 'steps=0'}")
             return
         settings = settings_of(config, start_step)

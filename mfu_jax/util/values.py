@@ -101,12 +101,13 @@ def number_of(
     return number
 
 
-def fraction_of(key: str, text: str, *, hint: str = "") -> float:
-    """A fraction from ``1%`` or ``0.01``, below 1.
+def fraction_of(key: str, text: str, *, is_positive: bool = False, hint: str = "") -> float:
+    """A fraction from ``1%`` or ``0.01``; 1 is ``100%``, since a bare 1 is mostly 1%.
 
     Args:
         key: of the number.
         text: what is given for it.
+        is_positive: whether it must be above 0.
         hint: the way out.
 
     Raises:
@@ -118,10 +119,12 @@ def fraction_of(key: str, text: str, *, hint: str = "") -> float:
     is_percent = text.rstrip().endswith("%")
     number = float(typed(key, text.rstrip(" %"), float, hint="pass 1% or 0.01"))
     fraction = number / 100 if is_percent else number
-    if not 0 <= fraction < 1:
+    is_within = 0 <= fraction <= 1 and (is_percent or fraction < 1)
+    if not is_within or (is_positive and fraction == 0):
         if not is_percent and 1 <= number < 100:
             hint = f"usually a percentage without its sign; pass {text}%"
-        raise UserError(f"{key}={text}: expected 0 or more and below 100%", hint=hint)
+        least = "above 0" if is_positive else "0 or more"
+        raise UserError(f"{key}={text}: expected {least} and at most 100%", hint=hint)
     return fraction
 
 

@@ -1,4 +1,4 @@
-"""What `instrument` adds to a step on the training thread, and to a loop as a whole.
+"""What `instrument` adds to a step on the training thread.
 
     python -m scripts.benchmarks.instrument [--steps 2000] [--write]
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from scripts import results
 from scripts.benchmarks.logger import quantiles, three_sinks
 
 WARMUP = 100
-_NOTE = "Calls: an idle device; console, JSONL and TensorBoard on. Loop: all cores compute."
+_NOTE = "An idle device; console, JSONL and TensorBoard on."
 # Leaves of the state, number of batch shapes, seconds between steps.
 CASES = ((10, 1, 0.005), (1000, 1, 0.005), (10, 2, 0.005), (1000, 2, 0.005), (10, 1, 0.0))
 
@@ -86,32 +85,6 @@ def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[floa
     return sorted(own[WARMUP:]), sorted(added[WARMUP:])
 
 
-def loop_ratio(steps: int) -> tuple[float, list[float]]:
-    """Seconds per step of a 10 ms matmul loop, and sorted ratios with / without `instrument`."""
-
-    def matmuls(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        for _ in range(4):
-            x = x @ x * 1e-3
-        return x, x.mean()
-
-    bare = jax.jit(matmuls)
-    ours = mfu_jax.instrument(jax.jit(matmuls), sinks=[], peak_tflops_per_device=1)
-
-    def seconds(step: Callable[..., Any]) -> float:
-        x = jnp.full((700, 700), 0.5)
-        begin = time.perf_counter()
-        for _ in range(steps):
-            x, _ = step(x)
-        jax.block_until_ready(x)
-        return (time.perf_counter() - begin) / steps
-
-    seconds(bare), seconds(ours)
-    pairs = [(seconds(bare), seconds(ours)) for _ in range(31)]
-    ours.close()
-    ratios = sorted(with_it / without for without, with_it in pairs)
-    return statistics.median(without for without, _ in pairs), ratios
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000)
@@ -128,19 +101,7 @@ def main() -> None:
                 **quantiles(added, "added µs, median", "added µs, p90", "added µs, p99"),
             }
         )
-    seconds, ratios = loop_ratio(max(10, options.steps // 20))
-    measured: dict[str, list[results.Row]] = {
-        "what a call of the instrumented step adds on the training thread": calls,
-        "a loop of matmul steps with and without instrument": [
-            {
-                "step ms": round(1e3 * seconds, 1),
-                "time with / without, median": round(percentile(ratios, 0.5), 3),
-                "first quartile": round(percentile(ratios, 0.25), 3),
-                "third quartile": round(percentile(ratios, 0.75), 3),
-                "pairs": len(ratios),
-            }
-        ],
-    }
+    measured = {"what a call of the instrumented step adds on the training thread": calls}
     results.publish("instrument_cost", measured, is_written=options.write, notes=[_NOTE])
 
 

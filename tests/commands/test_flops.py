@@ -71,6 +71,14 @@ def test_an_mfu_is_converted_by_the_ratio_of_the_counts(capsys):
     assert converted == counted["maxtext"]["mfu"]
 
 
+def test_an_mfu_may_be_100_percent(capsys):
+    """Llama 2 has 6,738,415,616 weights, and 2 tables of 32,000 × 4,096."""
+    convert = ["llama2-7b", "mfu=100%", "convention=6n"]
+    mfu = run_json(capsys, *convert)["conventions"]["6n_non_embedding"]["mfu"]
+    tables = 2 * 32_000 * 4096
+    assert mfu == pytest.approx(1 - tables / 6_738_415_616, rel=1e-15)
+
+
 def test_an_override_without_effect_is_a_warning_and_a_note(capsys):
     assert main(["flops", "llama2-7b", "capacity_factor=2", "num_kv_heads=32", "--json"]) == 0
     captured = capsys.readouterr()
@@ -186,6 +194,9 @@ def test_command_line_keys_win_in_both_spellings(tmp_path):
         (["llama3-8b", "num_decoder_layers=999999999"], "num_decoder_layers"),
         (["llama3-8b", "logits_via_embedding=maybe"], "logits_via_embedding"),
         (["llama3-8b", "mfu=-3"], "mfu"),
+        (["llama3-8b", "mfu=0%"], "mfu=0%: expected above 0 and at most 100%"),
+        (["llama3-8b", "mfu=101%"], "mfu=101%: expected above 0"),
+        (["llama3-8b", "mfu=1"], "pass 1%"),
         (["llama3-8b", "--jsn"], "--json"),
         (["llama3-8b", "num_experts=8", "num_experts_per_tok=9", "moe_mlp_dim=8"], "per_tok"),
         (["llama3-8b", "gpt2-124m"], "one model"),

@@ -8,7 +8,15 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink, register_sink
+from mfu_jax.sinks import (
+    ConsoleSink,
+    CsvSink,
+    JsonlSink,
+    Sink,
+    StepRecord,
+    TensorBoardSink,
+    register_sink,
+)
 from mfu_jax.verdict import NextStep, Verdict
 from tests.support.sinks import ListSink
 
@@ -72,6 +80,16 @@ def test_a_file_that_is_written_later_is_the_one_that_was_written_live(
     ]
     losses = scalars(tmp_path / "later")["learning/loss"]
     assert [step for step, _, _ in losses] == shown
+
+
+def test_the_console_gets_the_set_up_before_the_steps_as_a_live_one_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, ConsoleSink(), steps=10)
+    live = capsys.readouterr().out
+    assert live.startswith("peak: 1")
+    assert main(["replay", str(tmp_path), "--sink=console"]) == 0
+    assert capsys.readouterr().out == f"{live}written up to step 9\n"
 
 
 def test_a_sink_of_ones_own_that_was_down_gets_all_and_its_texts(

@@ -165,7 +165,7 @@ def test_a_run_that_ended_has_the_time_before_its_first_step(
     uses = {"train": 6.0, "compile": 12.5, "data_wait": 1.5}
     path.with_name("metrics.jsonl.summary.json").write_text(json.dumps({"seconds_by_use": uses}))
     text = " ".join(shown(capsys, tmp_path, "--once"))
-    assert "largest loss: compilation, 62.5% of the wall clock, 12.5 s;" in text
+    assert "largest loss: compilation, 62.5% of the process, 12.5 s;" in text
     assert "compile 62.5%, train 30.0%, data_wait 7.5%" in text
 
 
@@ -197,7 +197,11 @@ def test_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["nowhere"], "has no metrics file"),
         (["nowhere", "intervall=1"], "unknown key 'intervall'"),
-        (["nowhere", "interval=0"], "expected a number above 0"),
+        (["nowhere", "interval=0"], "interval=0: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=1e-9"], "interval=1e-9: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=nan"], "interval=nan: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=1e300"], "interval=1e300: expected 0.1 to 3600 s"),
+        (["nowhere", "interval=-1"], "interval=-1: expected 0.1 to 3600 s"),
         ([], "usage: mfu-jax watch"),
     ],
 )

@@ -484,7 +484,7 @@ def test_the_summary_has_the_judges_verdict_first_and_what_to_do_last(tmp_path: 
     assert seen[-1] == (1, setup, {"profile/mfu": 0.1})
     assert summary.verdict is not None
     lines = text.getvalue().splitlines()
-    at = lines.index("summary: 1 measured steps")
+    at = lines.index("summary: 1 measured step")
     assert "\n".join(lines[at - 2 : at]).endswith(summary.verdict.render())
     assert lines[-2:] == [
         "  lost to      idle, 30.0% of the step",

@@ -27,6 +27,7 @@ from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import Scope, read_scope
 
 _NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
+_FUSIONS = ("fusion", "fusion-start")
 _CHAIN = re.compile(r'chain_id="(\w+)"')
 
 
@@ -152,16 +153,17 @@ class _RecordReader:
         """The instruction, and the instructions of the computations that it consists of."""
         cost = self.reader.instruction_cost(computation, instruction, fused=False)
         inside = _Inside([instruction], [cost])
-        fused = instruction.opcode in ("fusion", "fusion-start")
+        fused = instruction.opcode in _FUSIONS
         is_whole = fused or instruction.opcode == "async-start"
-        names = list(instruction.callees) if is_whole else []
-        while names:
-            inner = self.module[names.pop()]
+        called = [(name, fused) for name in instruction.callees] if is_whole else []
+        while called:
+            name, fused = called.pop()
+            inner = self.module[name]
             self.inside.add(inner.name)
             for one in inner.instructions.values():
                 inside.instructions.append(one)
                 inside.costs.append(self.reader.instruction_cost(inner, one, fused=fused))
-                names += one.callees
+                called += [(name, fused or one.opcode in _FUSIONS) for name in one.callees]
         return inside
 
     def _matmuls(self, inside: _Inside) -> Iterator[_ScopedMatmul]:

@@ -12,7 +12,7 @@ from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Once
-from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.util.formatting import counted, loss_text, percent, readable
 
 WINDOW = 101
 # An outlier is this many spreads above the median: of a million log-normal steps with a deviation
@@ -35,7 +35,7 @@ NORMAL = 1.4826
 # For causes that are not measured as work of the host's.
 _WORDS = {
     "clock": "the machine slept, or a clock jumped",
-    "checkpoint": "a checkpoint was saved up to {0} steps before",
+    "checkpoint": "a checkpoint was saved up to {0} before",
     "device": "the device took it; usually another process is slow, or the device is",
     "unknown": "no cause was seen",
 }
@@ -99,10 +99,12 @@ class SortedWindow:
 
     def excess(self, value: float, fraction: float, fewest: int) -> float:
         """How far an outlier is above the median; 0 for all other values."""
-        if len(self) < fewest or value - self.median <= fraction * abs(self.median):
+        if len(self._values) < fewest:
             return 0.0
-        excess = value - self.median
-        return excess if excess > _SPREADS * spread_of(self._values) else 0.0
+        median = self.median
+        excess = value - median
+        is_above = excess > fraction * abs(median) and excess > _SPREADS * spread_of(self._values)
+        return excess if is_above else 0.0
 
 
 class OutlierWatch(Monitor):
@@ -143,7 +145,7 @@ class OutlierWatch(Monitor):
         if isinstance(cause, HostWork):
             why = f"{cause.phrase} took {readable(own)} s"
         else:
-            why = _WORDS[cause].format(self._since_checkpoint)
+            why = _WORDS[cause].format(counted(self._since_checkpoint, "step"))
         seconds = readable(step.seconds + waits)
         text = (
             f"the step took {seconds} s, the median is {readable(self._window.median)} s: {why}"

@@ -115,7 +115,13 @@ def record_of(values: Mapping[str, Any], log_period: int = 1) -> StepRecord:
         kind=values.get("kind", "step"),
         unix_seconds=values["unix_seconds"],
         scalars={name: n for name, n in numbers.items() if isinstance(n, int | float)},
-        flags=tuple(values.get("flags", ())),
-        notes=tuple(values.get("notes", ())),
+        flags=_texts(values.get("flags")),
+        notes=_texts(values.get("notes")),
         log_period=log_period,
     )
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """The texts of a list, or a single one; () for anything else that another writer put there."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple(item for item in items if isinstance(item, str))

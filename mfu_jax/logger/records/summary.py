@@ -200,7 +200,7 @@ class Summary:
         kinds = " and ".join(f"{count} {kind}" for kind, count in left_out.items() if count)
         steps = "step" if sum(left_out.values()) == 1 else "steps"
         aside = f" ({kinds} {steps} excluded)" if kinds else ""
-        return f"summary: {self.steps} measured steps{aside}"
+        return f"summary: {counted(self.steps, 'measured step')}{aside}"
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         """The lines of the text: label, value; a phase has no label."""
@@ -248,7 +248,7 @@ def _readable(value: float | None, unit: str = "") -> str:
 
 def _phase_line(name: str, values: Mapping[str, float]) -> str:
     seconds = readable(values["seconds"] / values["times"])
-    text = f"phase {name}: {values['times']} times {seconds} s"
+    text = f"phase {name}: {counted(int(values['times']), 'time')} {seconds} s"
     if (rate := values.get("tflops_per_sec_per_device")) is None:
         return text
     utilisation = f"MFU {percent(values.get('mfu'))}, HFU {percent(values.get('hfu'))}"

@@ -22,7 +22,7 @@ from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
 from mfu_jax.logger.sinks.base import StepRecord, is_permanent
 from mfu_jax.util.failsafe import Boundary, Once
-from mfu_jax.util.formatting import encodable
+from mfu_jax.util.formatting import counted, encodable
 
 if TYPE_CHECKING:
     from mfu_jax.logger.records.summary import Summary
@@ -119,7 +119,7 @@ class Follower:
         self._thread.start()
 
     def begin_behind(self, reader: LoggedRecords) -> None:
-        """Lets it read records of the file before those that come; call it before `start`."""
+        """Lets it read records of the file before those that come; call it while it is idle."""
         self._reader, self._is_behind = reader, True
         self._wake.set()
 
@@ -174,7 +174,7 @@ class Follower:
         self._is_abandoned = True
         self._wake.set()
         name, missing = f"mfu_jax {self.name}", f"{self.name} is not closed"
-        Boundary().thread(name, missing, self._call, "close").start()
+        Boundary().thread(name, missing, self._close).start()
 
     def count_rest(self, *, is_on_disk: bool) -> None:
         """At the end of the run, says what the sink lacks, or counts it as lost.
@@ -194,19 +194,22 @@ class Follower:
         if is_on_disk:
             self._fall_behind()
             _log.warning(
-                "%s lacks %d records, which the run log has\n"
+                "%s lacks %s, which the run log has\n"
                 "hint: the next run that resumes writes "
                 "them, or mfu-jax replay %s --sink NAME does",
                 self.name,
-                lacks,
+                counted(lacks, "record"),
                 self._log.metrics_file,
             )
         else:
             self.lost["not written in time"] += lacks
-            _log.warning("%s: %d records could not be written", self.name, lacks)
+            _log.warning("%s: %s could not be written", self.name, counted(lacks, "record"))
+
+    def _close(self) -> None:
+        self._call("close")
 
     def _end(self) -> None:
-        self._call("close")
+        self._close()
         self._is_over = True
 
     def _run(self) -> None:
@@ -456,7 +459,7 @@ class Follower:
         self._attempts, self._retry_seconds = 0, 0.0
         if self._has_said:
             self._has_said = False
-            _log.warning("%s works again; %d records were lost", self.name, self.lost.total())
+            _log.warning("%s works again; %s lost", self.name, counted(self.lost.total(), "record"))
         self._catch_up()
 
     def _catch_up(self) -> None:

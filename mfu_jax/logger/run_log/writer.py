@@ -63,28 +63,35 @@ class LogWriter(Follower):
         self._wake.set()
         self._thread.join(timeout)
 
+    def _close(self) -> None:
+        super()._close()
+        self._call("close", of=self._events_file)
+
     def _end(self) -> None:
         """Closes the file of records; events may still come."""
-        self._call("close")
+        super()._close()
         self._sink, self.records = _NoRecords(), None
         self._retry_seconds = 0.0  # the records that it could not write are given up
 
     def _run(self) -> None:
         super()._run()
         self._deliver()
-        self._call("close")
-        self._call("close", of=self._events_file)
+        self._close()
 
     def _sleep(self) -> None:
         super()._sleep()
-        self._look()
+        if self._monotonic() - self._looked_at >= self._look_seconds:
+            self._look()
+        else:  # what it is about to write shows life, too
+            self._log.settle_compilations()
 
     def _wait(self, seconds: float | None) -> None:
         """Waits, and shows meanwhile that the process is alive, twenty times a second at first."""
-        end = math.inf if seconds is None else self._monotonic() + seconds
-        while not self._wake.wait(min(self._look_seconds, max(0.0, end - self._looked_at))):
+        now = self._monotonic()
+        end = math.inf if seconds is None else now + seconds
+        while not self._wake.wait(min(self._look_seconds, max(0.0, end - now))):
             self._look()
-            if self._looked_at >= end:
+            if (now := self._looked_at) >= end:
                 return
 
     def _look(self) -> None:

@@ -30,7 +30,7 @@ from mfu_jax.util.failsafe import Boundary, is_interrupt
 LOOK_SECONDS = 0.02
 # A wake-up costs tens of microseconds, so steps that are shorter than that are looked at less
 # often: until the loop takes longer for one.
-_RARE_LOOK_SECONDS = 0.1
+_RARE_LOOK_SECONDS = 0.2
 # After this many looks without a new step, the thread sleeps until the next one.
 _MOST_LOOKS = 20
 # A thread still waiting for the device at interpreter exit would abort the process; but a hung

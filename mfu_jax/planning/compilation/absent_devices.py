@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _HOST = (2, 2, 1)  # chips per host that libtpu assumes by default
+_V5E_RING = 16  # an axis of a v5e that wraps around
 
 
 def absent_devices(request: Mapping[str, Any]) -> list[Any]:
@@ -35,4 +36,8 @@ def tpu_options(request: Mapping[str, Any]) -> dict[str, Any]:
     bounds = tuple(map(math.gcd, [*axes, 1][:3], _HOST))
     if bounds != _HOST:  # a host with fewer chips, such as v6e-1
         options["chips_per_host_bounds"] = bounds
+    wraps = tuple(size == _V5E_RING for size in [*axes, 1][:3])
+    # libtpu assumes a v5e without rings, on which collective-permutes cannot be asynchronous.
+    if request["topology"].startswith("v5e:") and any(wraps):
+        options["wrap"] = wraps
     return options

@@ -23,6 +23,8 @@ _PACKAGES = (
     *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "maxtext", "tokamax"),
     *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
 )
+# Whose files make a program, beside the versions, where they are a checkout.
+_CHECKOUTS = ("maxtext", "mfu_jax.layers", "mfu_jax.trainer", "mfu_jax.planning.compilation")
 _INSTALLED = {"site-packages", "dist-packages"}
 _SOURCES = {".py", ".yml"}
 
@@ -41,15 +43,17 @@ def obey_parent() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Package → version; MaxText's checkouts, whose version says little, also by their files."""
+    """Package → version; checkouts, whose version says little, also by their files."""
     found = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    spec = importlib.util.find_spec("maxtext")
-    for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
-        if not _INSTALLED & set(folder.parts):  # pip did not copy it there
-            found["maxtext source"] = _hash_of(folder)
+    for name in _CHECKOUTS:
+        with contextlib.suppress(ModuleNotFoundError):
+            spec = importlib.util.find_spec(name)
+            for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+                if not _INSTALLED & set(folder.parts):  # pip did not copy it there
+                    found[f"{name} source"] = _hash_of(folder)
     return found
 
 

@@ -19,7 +19,6 @@ from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.child_process import MEMORY
-from mfu_jax.planning.compilation.kernel_bodies import in_own_form
 from mfu_jax.planning.compilation.scheduled_text import dump_flags, read_scheduled
 from mfu_jax.planning.compilation.watched_child import run_watched
 from mfu_jax.planning.targets import Target, target_config
@@ -162,10 +161,8 @@ def compile_program(
             progress=progress,
         )
         if code == 0 and out.exists():
-            return Compiled(in_own_form(load(out), request.python))
+            return Compiled(load(out))
         scheduled = read_scheduled(dumps)
-        if scheduled:
-            scheduled = in_own_form(scheduled, request.python)
         if refusal := _refusal(log):
             return Compiled(dataclasses.replace(refusal, program=scheduled))
         if scheduled:

@@ -10,7 +10,7 @@ from typing import Any
 from mfu_jax.hardware.chips import named
 from mfu_jax.planning.tune.evidence import Trial, speed
 from mfu_jax.planning.tune.space import differences
-from mfu_jax.util.formatting import columns, percent
+from mfu_jax.util.formatting import columns, counted, percent
 from mfu_jax.verdict import COLUMNS, LikeRuns, NextStep, Verdict
 
 TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
@@ -93,7 +93,7 @@ def tune_verdict(result: TuneResult) -> Verdict:
     """The winner in a sentence."""
     best = result.winner
     kinds = ((result.plans, "plan"), (result.runs, "run"))
-    tried = " and ".join(f"{n} {kind}{'s' * (n > 1)}" for n, kind in kinds if n)
+    tried = " and ".join(counted(n, kind) for n, kind in kinds if n)
     failed = all(trial.source == "failed" for trial in result.rows)
     none = "all failed" if failed else "none fits"
     finding = f"{result.target}: {tried} of {result.points:,} combinations, {none}"
@@ -223,7 +223,7 @@ def _residuals(result: TuneResult) -> list[str]:
         return []
     middle = ratios[len(ratios) // 2]
     return [
-        f"measured speed / planned: {middle:.2f} in the middle of {len(ratios)} points, "
+        f"measured speed / planned: {middle:.2f} in the middle of {counted(len(ratios), 'point')}, "
         f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
     ]
 

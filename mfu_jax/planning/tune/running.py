@@ -16,6 +16,7 @@ from mfu_jax.planning.tune.evidence import By, Trial, TrialLog, speed
 from mfu_jax.planning.tune.result import TOKENS, Change, TuneResult, texts, with_pareto
 from mfu_jax.planning.tune.search import TuningSearch
 from mfu_jax.planning.tune.space import Point, Space, moved
+from mfu_jax.util.formatting import counted
 
 _MOST_PLANS = 60
 _PLANNING_SHARE = 0.5  # of the budget, if runs follow
@@ -185,6 +186,7 @@ class _Run:
         plans = self.searches["plan"].trials if "plan" in self.searches else {}
         search = self.searches[by] = TuningSearch(
             self.space,
+            by=by,
             limit_bytes=self.tuning.limit_bytes,
             planned={p: speed(t) for p, t in plans.items() if t.is_ok} or None,
             is_valid=self._is_valid,
@@ -201,7 +203,7 @@ class _Run:
         while (point := search.next() if start in search.trials else start) is not None:
             if len(search.trials) >= most:
                 self.notes.append(
-                    f"{most} {by}s of {self.space.size:,} combinations, the most that was "
+                    f"{counted(most, by)} of {self.space.size:,} combinations, the most that was "
                     f"allowed; {by}s=N allows more"
                 )
                 return

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mfu_jax.planning.tune.evidence import Trial, speed
+from mfu_jax.planning.tune.evidence import By, Trial, speed
 from mfu_jax.planning.tune.space import Point, Space
 
-_NOISE = 0.01  # of a time and of memory, as a fraction
+_NOISE: dict[By, float] = {"run": 0.01, "plan": 0.002}  # of a time and of memory, as a fraction
 _WORTH = 0.0005  # the least expected gain, as a fraction, that is worth a trial
 _FAILURES = 2  # of a choice, and no success: it is given up
+_OCTAVE = 1.0  # log2 of the ratio of two numbers from which on they are not alike
 _STEP = 2  # from a batch that fits to the next: a much larger one rarely does
 _BIAS = 0.5  # standard deviation of the mean
 _AMPLITUDE = 0.3  # of the effects, as a logarithm: about 30%
@@ -37,6 +38,7 @@ class TuningSearch:
 
     Args:
         space: what may be chosen.
+        by: the kind.
         limit_bytes: memory of a device; 0: not known, then only trials say what fits.
         planned: planned speeds, if runs follow plans: only these points may be chosen, and what is
             learned is the ratio of measured and planned.
@@ -48,6 +50,7 @@ class TuningSearch:
         self,
         space: Space,
         *,
+        by: By,
         limit_bytes: int,
         planned: Mapping[Point, float] | None = None,
         is_valid: Callable[[Point], bool] = lambda point: True,
@@ -59,7 +62,7 @@ class TuningSearch:
         self._planned = planned
         self._is_valid = is_valid
         self._rng = random.Random(seed)
-        self._times, self._peaks = _Surrogate(space), _Surrogate(space)
+        self._times, self._peaks = _Surrogate(space, _NOISE[by]), _Surrogate(space, _NOISE[by])
 
     def record(self, point: Point, trial: Trial) -> None:
         """Takes a trial's result."""
@@ -103,11 +106,17 @@ class TuningSearch:
         return None
 
     def _untried(self) -> set[tuple[int, int]]:
-        """Axis and choice of what no trial has had: before all have, nothing is known of it."""
-        tried = {choice for point in self.trials for choice in enumerate(point)}
-        return {
-            (axis, choice) for axis, size in enumerate(self.space.sizes) for choice in range(size)
-        } - tried
+        """Axis and choice of which nothing is known: no trial had it, or a number within 2×."""
+        untried = set()
+        for number, (axis, size) in enumerate(zip(self.space.axes, self.space.sizes, strict=True)):
+            places = axis.positions or [_OCTAVE * choice for choice in range(size)]
+            tried = {places[point[number]] for point in self.trials}
+            untried |= {
+                (number, choice)
+                for choice, place in enumerate(places)
+                if all(abs(place - other) >= _OCTAVE for other in tried)
+            }
+        return untried
 
     def predicted(self, point: Point) -> float:
         """The speed of a point, expected if it was not tried; 0: not known, or it does not fit."""
@@ -183,9 +192,11 @@ class _Surrogate:
 
     Args:
         space: the points' axes.
+        noise: standard deviation of a value.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, noise: float) -> None:
+        self._noise = noise
         columns = [axis.positions for axis in space.axes]
         self._numeric = [column is not None for column in columns]
         self._columns = [
@@ -200,7 +211,7 @@ class _Surrogate:
         self._mean = float(np.mean(values)) if len(values) else 0.0
         self._values = np.asarray(values, dtype=float) - self._mean
         covariance = self._covariance(self._points, self._points)
-        self._factor = np.linalg.cholesky(covariance + _NOISE**2 * np.eye(len(points)))
+        self._factor = np.linalg.cholesky(covariance + self._noise**2 * np.eye(len(points)))
         self._weights = _solved(self._factor, self._values)
 
     def predict(self, points: Sequence[Point]) -> tuple[_Array, _Array]:

@@ -16,6 +16,7 @@ from mfu_jax.profiling.advice.stats import (
     seconds_of,
 )
 from mfu_jax.profiling.attribution.device_times import OpTime
+from mfu_jax.util.formatting import counted
 
 _BUSY = 0.3  # of the memory bandwidth, above which an op is memory-bound
 
@@ -41,7 +42,7 @@ def chain(stats: ProfileStats) -> tuple[float, str] | None:
     times = sum(len(set(found)) for found in links.values())  # an op may read one array twice
     return saved, (
         f"{len(members)} elementwise ops pass arrays on through memory, "
-        f"{times} times, and take {milliseconds(seconds_of(members))}: "
+        f"{counted(times, 'time')}, and take {milliseconds(seconds_of(members))}: "
         f"{largest_names(members)}"
     )
 

@@ -14,6 +14,7 @@ from mfu_jax.profiling.advice.stats import (
 )
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.timeline.devices import TO_DEVICE
+from mfu_jax.util.formatting import counted
 
 HostRule = Callable[[ProfileStats], tuple[float, str]]
 
@@ -28,12 +29,13 @@ def _rule(kind: HostWork, evidence: str) -> HostRule:
 
     def rule(stats: ProfileStats) -> tuple[float, str]:
         found = stats.host(kind)
+        steps = stats.measured.steps
         runs = sum(stats.measured.executions.values())
         return idle_time(stats)[kind], evidence.format(
             seconds=milliseconds(found.seconds),
             idle=milliseconds(found.idle),
             late=milliseconds(stats.measured.late_calls),
-            often=f"in {min(found.steps, stats.measured.steps)} of {stats.measured.steps} steps",
+            often=f"in {min(found.steps, steps)} of {counted(steps, 'step')}",
             name=found.name,
             called=_called(found),
             within=f", called by {found.caller}" if found.caller else "",

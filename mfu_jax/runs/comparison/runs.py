@@ -17,7 +17,7 @@ from mfu_jax.names import PROFILE_SECONDS
 from mfu_jax.runs.comparison.intervals import CONFIDENCE, Difference, compare_with_repeats
 from mfu_jax.runs.metrics.files import MetricsRun
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
-from mfu_jax.util.formatting import columns, percent, readable, seconds_text, span
+from mfu_jax.util.formatting import columns, counted, percent, readable, seconds_text, span
 from mfu_jax.verdict import COLUMNS, NOTABLE
 
 # Repeats of one run differ by this much, whatever their intervals say: other machines or clocks.
@@ -210,7 +210,8 @@ class RunComparison:
         """The table and the verdict, for a terminal."""
         head = (TABLE_HEAD, "A", "B", "B / A", f"{CONFIDENCE:.0%} interval")
         lines = columns([head, *(self._cells(row) for row in self.rows)], "<>>>>")
-        names = [f"A: {self.a}, {self.steps[0]} steps", f"B: {self.b}, {self.steps[1]} steps"]
+        runs = zip("AB", (self.a, self.b), self.steps, strict=True)
+        names = [f"{letter}: {name}, {counted(steps, 'step')}" for letter, name, steps in runs]
         notes = [f"note: {note}" for note in self.notes]
         split = textwrap.wrap(self.split_text, COLUMNS, break_on_hyphens=False)
         return "\n".join([*names, *lines, self.verdict, *split, *notes])
@@ -386,7 +387,7 @@ def _bars(run: MetricsRun) -> dict[str, float]:
 
 
 def _more(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    return {name: b.get(name, 0.0) - a.get(name, 0.0) for name in [*a, *(b.keys() - a.keys())]}
+    return {name: b.get(name, 0.0) - a.get(name, 0.0) for name in dict.fromkeys((*a, *b))}
 
 
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
@@ -403,7 +404,7 @@ def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
         found[WITH_WAITS.name] = []
     if not found[STEP_TIME.name]:
         raise UserError(
-            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time",
+            f"{run.path!r} holds {counted(len(run.steps), 'step')}, none with a measured time",
             hint="pass warmup_steps=0, or a longer run",
         )
     return found

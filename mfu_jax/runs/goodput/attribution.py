@@ -1,13 +1,11 @@
 """Divides the time of one process into categories: every microsecond belongs to exactly one.
 
 Times are whole microseconds since 1970 on the run's clock. Pauses take precedence over
-compilations, and those over steps; time that none covers is start-up, idle or lost. Blocks of many
-steps are added as a whole wherever nothing overlaps them.
+compilations, and those over steps; time that none covers is start-up, idle or lost.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import operator
 from collections import defaultdict, deque
@@ -20,7 +18,9 @@ from mfu_jax.runs.goodput.run_time import CATEGORIES
 
 DAY = 86_400_000_000  # µs
 _ALL = 10**18  # µs
-_PAUSES = frozenset({"eval", "checkpoint", "restore", "compile", "data_wait"})
+_PAUSES = frozenset(
+    {"eval", "checkpoint", "restore", "compile", "data_wait", "count", "calibrate", "profile"}
+)
 
 Times = defaultdict[int, defaultdict[str, int]]
 """Day (days since 1970, UTC) → category → µs."""
@@ -99,62 +99,16 @@ class WallClockAttribution:
         return self.times
 
     def _add_block(self, block: StepBlock, *, is_first: bool) -> None:
-        """Adds a block: steps without overlays together, others one by one."""
-        counted, end = self.placed.counted(block), self.placed.at(block.end_m)
-        is_whole = not is_first and counted in (0, len(block.us)) and end <= self._clear_until()
-        if is_whole and end - block.spent_us + block.gap_us[0] >= self._now:
-            self._add_many(block, 0, len(block.us), end, is_counted=counted > 0)
-            return
-        ends, index = block.ends(end), 0
-        while index < len(ends):
-            limit = self._clear_until()
-            stop = index if is_first and index == 0 else bisect.bisect_right(ends, limit, index)
-            if index < counted < stop:
-                stop = counted
-            begin = ends[index] - block.us[index]
-            if stop > index and begin >= self._now:
-                self._add_many(block, index, stop, ends[stop - 1], is_counted=index < counted)
-                index = stop
-            else:
-                is_start = is_first and index == 0
-                self._add_one(block, index, begin, index < counted, is_start=is_start)
-                index += 1
+        """Adds the steps of a block; `is_first`: it is the first of its process."""
+        counted = self.placed.counted(block)
+        for index, end in enumerate(block.ends(self.placed.at(block.end_m))):
+            begin, is_start = end - block.us[index], is_first and index == 0
+            self._add_step(begin, end, block.data_us[index], index < counted, is_start=is_start)
 
-    def _clear_until(self) -> int:
-        """The time until which nothing overlaps, from now, within the same day."""
-        overlays = self._overlays
-        while self._next < len(overlays) and overlays[self._next].end <= self._now:
-            self._next += 1
-        clear = min(self.placed.end, (self._now // DAY + 1) * DAY)
-        return clear if self._next == len(overlays) else min(clear, overlays[self._next].begin)
-
-    def _add_many(
-        self, block: StepBlock, first: int, stop: int, end: int, *, is_counted: bool
+    def _add_step(
+        self, begin: int, end: int, waited: int, is_counted: bool, *, is_start: bool
     ) -> None:
-        """Adds steps of a block, the last of which ends at `end`."""
-        us = block.us[first:stop]
-        spent = sum(us)
-        between = end - self._now - spent
-        waited = min(between, sum(block.data_us[first:stop]))
-        times = self.times[self._now // DAY]
-        times["data_wait"] += waited
-        times["idle"] += between - waited
-        self._now = end
-        if is_counted:
-            median = self.median_us
-            above = [spent for spent in us if spent > median]
-            slow = sum(above) - len(above) * median
-            times["slow_steps"] += slow
-            times["train"] += spent - slow
-        else:
-            times["lost_steps"] += spent
-
-    def _add_one(
-        self, block: StepBlock, index: int, begin: int, is_counted: bool, *, is_start: bool
-    ) -> None:
-        """Adds one step of a block; `is_start`: it is the first of its process."""
-        waited = block.data_us[index]
-        end = begin + block.us[index]
+        """Adds a step and the wait for data before it."""
         step = [("lost_steps", _ALL)]
         if is_counted:
             rest = "startup" if is_start else "slow_steps"

@@ -22,6 +22,9 @@ CATEGORIES = (
     "down",
     "slow_steps",
     "idle",
+    "count",
+    "calibrate",
+    "profile",
     "other",
 )
 """Every moment from the first process start to the last event is in exactly one of these."""
@@ -38,6 +41,9 @@ MEANING: Mapping[str, str] = {
     "down": "no process",
     "slow_steps": "steps that counted: what they took beyond the median",
     "idle": "the process lived, with no step and no pause under way",
+    "count": "model FLOPs were counted",
+    "calibrate": "a CPU's peak was measured",
+    "profile": "steps were traced for a profile, and the trace was written",
     "other": "pauses by other names",
 }
 

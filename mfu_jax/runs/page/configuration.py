@@ -11,7 +11,7 @@ from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Word, table
 from mfu_jax.runs.page.columns import Cell, by_run, merged
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.util.formatting import loss_text
+from mfu_jax.util.formatting import counted, loss_text
 
 _MOST_METRICS = 150
 _MOST_NOTES = 60
@@ -94,7 +94,7 @@ def _metrics(
     if rows:
         steps = ", ".join(dict.fromkeys(str(r["step"]) for r in records if "step" in r))
         body = by_run("metric", rows, names, most=_MOST_METRICS)
-        yield section(f"{title} step {steps}", folded(f"{len(rows):,} metrics", body))
+        yield section(f"{title} step {steps}", folded(counted(len(rows), "metric"), body))
 
 
 def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:

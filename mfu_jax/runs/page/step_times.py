@@ -13,7 +13,7 @@ from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, of_value, table
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.util.formatting import seconds_text
+from mfu_jax.util.formatting import counted, seconds_text
 
 _BINS = 60
 _MOST_OUTLIERS = 30
@@ -49,7 +49,7 @@ def step_times(run: RunData) -> Iterator[Markup]:
     median = statistics.median(values)
     found = outliers(run, places, values, median)
     total = sum(outlier.over for outlier in found)
-    beyond = f"{len(found):,} outlier{'s' * (len(found) != 1)}: {seconds_text(total)} beyond it"
+    beyond = f"{counted(len(found), 'outlier')}: {seconds_text(total)} beyond it"
     text = (
         f"{len(values):,} measured steps, median {seconds_text(median)}; "
         f"{beyond if found else 'no outlier'}."

@@ -12,7 +12,7 @@ from mfu_jax import names
 from mfu_jax.hardware.chips import find, table
 from mfu_jax.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.util.formatting import columns, percent, seconds_text
+from mfu_jax.util.formatting import columns, counted, percent, seconds_text
 from mfu_jax.util.user_files import read_text, unreadable
 from mfu_jax.verdict import StepGap, largest_first
 
@@ -232,7 +232,7 @@ def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
         yield f"the plan is for {chip}, the run was on {kind}: other hardware"
     devices, count = _number(plan, "devices"), run.setup.devices
     if devices and count and devices != count:
-        yield f"the plan is for {devices:,.0f} devices, the run had {count:,}"
+        yield f"the plan is for {counted(int(devices), 'device')}, the run had {count:,}"
     model, same = _number(plan, "model_flops"), plan.get("convention") == run.setup.convention
     done = max(run.columns.measured("perf/per_device_tflops")[1], default=0.0) * 1e12
     if model and done and same and abs(done / model - 1) > _ROUNDED:

@@ -30,7 +30,7 @@ from mfu_jax.runs.report.setup import (
 )
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.storage.addresses import path_of
-from mfu_jax.util.formatting import columns, percent, readable
+from mfu_jax.util.formatting import columns, counted, percent, readable
 from mfu_jax.verdict import COLUMNS, Verdict
 
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
@@ -278,7 +278,7 @@ def read_run_data(run: str, options: Options) -> RunData:
     summary = metrics.summary(warmup_steps=options.warmup_steps)
     if not summary.steps or not summary.mean_seconds:
         raise UserError(
-            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time",
+            f"{run!r} holds {counted(len(metrics.steps), 'step')}, none with a measured time",
             hint="pass warmup_steps=0, or the metrics file instead of a log with 0.000 for "
             "its times",
         )

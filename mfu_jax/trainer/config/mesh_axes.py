@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config.messages import wrong
+from mfu_jax.util.formatting import counted
 from mfu_jax.util.values import typed
 
 _log = logging.getLogger("mfu_jax")
@@ -123,8 +124,8 @@ def mesh_shape(config: Any, devices: int, slices: int = 1) -> MeshShape:
         inner["data"] = 1
     parts = slices if has_outer else 1
     return MeshShape(
-        within=_filled(inner, devices // parts, f"{devices} devices", parts),
-        between=_filled(outer, parts, f"{slices} slices", 1),
+        within=_filled(inner, devices // parts, counted(devices, "device"), parts),
+        between=_filled(outer, parts, counted(slices, "slice"), 1),
     )
 
 
@@ -198,8 +199,9 @@ def check_batch(config: Any, shape: MeshShape, devices: int) -> None:
     if batch % shape.batch_shards:
         names = " × ".join(axis.name for axis in AXES if axis.splits_batch)
         raise UserError(
-            f"the batch of {float(batch):g} sequences (per_device_batch_size × {devices} devices) "
-            f"is not divisible by the mesh's {names} = {shape.batch_shards}"
+            f"the batch of {float(batch):g} sequences (per_device_batch_size × "
+            f"{counted(devices, 'device')}) is not divisible by the mesh's "
+            f"{names} = {shape.batch_shards}"
         )
     _check_microbatches(config, shape, batch)
 

@@ -1,34 +1,26 @@
 """YAML files and key=value arguments → one validated, frozen `Config`.
 
-Only ``configs/base.yml`` holds defaults; this module knows the type of every key and the rules
-between them. Nothing here imports JAX.
+``configs/base.yml`` has every key and its default, which gives its type. Nothing here imports JAX.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import logging
 import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.settings import MetricsKeys
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.trainer.config.image_rules import TOWERS
+from mfu_jax.trainer.config.keys import base_defaults, key_kinds
 from mfu_jax.trainer.config.mesh_axes import own_names
 from mfu_jax.trainer.config.messages import as_argument
-from mfu_jax.trainer.config.model_keys import (
-    FinetuningKeys,
-    KernelKeys,
-    ModelKeys,
-    QuantizationKeys,
-    RematKeys,
-    VisionKeys,
-)
 from mfu_jax.trainer.config.scaling import scaled_down
 from mfu_jax.trainer.config.validation import validate
 from mfu_jax.util.arguments import own_key, parse
@@ -38,89 +30,23 @@ from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 _log = logging.getLogger("mfu_jax")
 # Additions to the error about a value.
 _HINTS = {"context": "it is a tensor of remat_policy=custom; context_parallelism splits sequences"}
-DType = Literal["float32", "bfloat16", "float16"]
+_DECLARED = {field.name for field in dataclasses.fields(MetricsKeys)} - {"convention"}
+_Keys: Any = dataclasses.make_dataclass(
+    "_Keys", key_kinds(without=_DECLARED).items(), frozen=True, kw_only=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(
-    ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys, MetricsKeys
-):
+class Config(_Keys, MetricsKeys):
     """One training run. ``configs/base.yml`` explains each key and gives its default."""
-
-    run_name: str
-    base_output_directory: str
-    steps: int
-    seed: int
-
-    model_name: str
-    scale: Literal["full", "tiny"]
-    override_model_config: bool
-
-    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "splash", "ring"]
-    context_parallel_strategy: Literal["all_gather", "ring"]
-    scan_layers: bool
-    remat_after_rope: bool
-    use_iota_embed: bool
-    dtype: DType
-    weight_dtype: DType
-
-    dataset_type: Literal["text", "synthetic"]
-    dataset_path: str
-    dataset_suffixes: tuple[str, ...]
-    eval_fraction: float
-    max_target_length: int
-    per_device_batch_size: float
-
-    learning_rate: float
-    warmup_steps_fraction: float
-    cosine_learning_rate_final_fraction: float
-    adam_b1: float
-    adam_b2: float
-    adam_weight_decay: float
-    mu_dtype: Literal["", "float32", "bfloat16", "float16"]
-    grad_dtype: DType
-    gradient_clipping_threshold: float
-    gradient_accumulation_steps: int
-    num_vocab_tiling: int
-    recompute_logits: bool
-
-    eval_interval: int
-    eval_steps: int
-
-    data: int
-    pipeline: int
-    fsdp: int
-    context_parallelism: int
-    expert: int
-    tensor: int
-    dcn_data_parallelism: int
-    dcn_pipeline_parallelism: int
-    dcn_fsdp_parallelism: int
-    dcn_context_parallelism: int
-    dcn_expert_parallelism: int
-    dcn_tensor_parallelism: int
-    shard_exp_on_fsdp: bool
-    weight_gathers: Literal["auto", "first", "xla"]
-    norm_gradients: Literal["auto", "whole", "fused"]
-    logits_columns: Literal["auto", "padded", "exact"]
-    num_layers_per_pipeline_stage: int
-    num_pipeline_microbatches: int
-    distributed: bool
-    coordinator_address: str
-    num_processes: int
-    process_id: int
-    heartbeat_timeout_seconds: int
-
-    enable_checkpointing: bool
-    checkpoint_period: int
-    checkpoints_to_keep: int
-    on_checkpoint_error: Literal["warn", "stop"]
-
-    convention: Literal["maxtext", "exact", "dense"]
-    progress_bar: bool
 
     def __post_init__(self) -> None:
         validate(self)
+
+    def replace(self, **values: Any) -> Config:
+        """A copy with other values of some keys."""
+        copy: Config = dataclasses.replace(self, **values)
+        return copy
 
     @property
     def run_directory(self) -> Path | Address:
@@ -239,12 +165,6 @@ def _refuse_contradictions(
                 f"which has {key}={as_argument(has)}",
                 hint="leave it out, or set override_model_config=true",
             )
-
-
-@functools.cache
-def base_defaults() -> Mapping[str, Any]:
-    """The keys and defaults of ``configs/base.yml``."""
-    return read_mapping(CONFIG_FOLDER / "base.yml")
 
 
 def _typed(key: str, value: Any) -> Any:

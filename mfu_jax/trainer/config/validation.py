@@ -8,39 +8,13 @@ from typing import TYPE_CHECKING
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import check_path
 from mfu_jax.trainer.config.image_rules import check_images
+from mfu_jax.trainer.config.keys import REMAT_NAMES, key_rules
 from mfu_jax.trainer.config.mesh_axes import axis_keys
 from mfu_jax.trainer.config.messages import check_names, wrong
-from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.util.values import shown
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.config.pyconfig import Config
-
-# A layer's tensors that have a key of their own.
-REMAT_NAMES = tuple(
-    field.name for field in dataclasses.fields(RematKeys) if not field.name.startswith("remat_")
-)
-
-_POSITIVE = (
-    "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
-    "rope_max_timescale rope_linear_scaling_factor beta_fast beta_slow "
-    "max_target_length per_device_batch_size gradient_accumulation_steps num_vocab_tiling "
-    "num_layers_per_pipeline_stage "
-    "eval_steps num_processes checkpoint_period checkpoints_to_keep learning_rate "
-    "normalization_layer_epsilon sa_block_q sa_block_kv sa_block_kv_compute "
-    "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
-).split()
-_NOT_NEGATIVE = (
-    "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay "
-    "process_id trainable_position_size heartbeat_timeout_seconds "
-    "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha "
-    "images_per_sequence tiles_per_image indexer_loss_scaling_factor"
-).split()
-_FRACTIONS = (
-    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2 "
-    "dpo_label_smoothing"
-).split()
-
 
 # Blocks whose attention can compute queries, keys and values in one product.
 FUSED_BLOCKS = ("default", "gpt2", "gpt3", "llama2", "mistral", "mixtral")
@@ -70,13 +44,14 @@ def _check_ranges(config: Config) -> None:
         bits = 63 if field.name == "seed" else 31  # JAX's integers
         if isinstance(value, int) and abs(value) >= 2**bits:
             raise UserError(f"{field.name}={shown(value)}: expected a number below 2^{bits}")
-    for key in _POSITIVE:
+    rules = key_rules()
+    for key in rules["above_0"]:
         if getattr(config, key) <= 0:
             raise wrong(config, key, "expected more than 0")
-    for key in _NOT_NEGATIVE:
+    for key in rules["0_or_more"]:
         if getattr(config, key) < 0:
             raise wrong(config, key, "expected 0 or more")
-    for key in _FRACTIONS:
+    for key in rules["fractions"]:
         if not 0 <= getattr(config, key) <= 1:
             raise wrong(config, key, "expected a fraction from 0 to 1")
 

@@ -22,6 +22,7 @@ from mfu_jax.layers.families import model_spec
 from mfu_jax.trainer.config.messages import wrong
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.preferences import preference_pair
+from mfu_jax.util.formatting import counted
 from mfu_jax.util.optional_deps import TRAIN, require
 
 _TEXT_KEYS = (
@@ -149,7 +150,7 @@ def make_iterator(
         return NumberedBatches(numbered)
     if len(rows) < batch_rows * shares:
         raise UserError(
-            f"the {split} split has {len(rows)} sequences of {config.max_target_length} "
+            f"the {split} split has {counted(len(rows), 'sequence')} of {config.max_target_length} "
             f"tokens, a batch takes {batch_rows * shares}",
             hint="add data, or make batch or sequences smaller",
         )

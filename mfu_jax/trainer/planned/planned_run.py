@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import math
@@ -18,8 +17,8 @@ from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
 from mfu_jax.planning.result.plan import UNITS
 from mfu_jax.planning.targets import Target
+from mfu_jax.trainer.config.keys import REMAT_KEYS
 from mfu_jax.trainer.config.mesh_axes import AXES
-from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.config.validation import FUSED_BLOCKS
 from mfu_jax.util.formatting import percent
@@ -173,7 +172,7 @@ def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:
 def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     """The run's keys that change the program and are not expressed otherwise."""
     scaled = _SCALE in run.keys or run.keys["model_name"] == "default"
-    tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
+    tensors = {*REMAT_KEYS} - {"remat_policy"}
     keeps = run.keys.get("remat_policy") == "custom"
     silent, same = _tables()["silent"], _tables()["same"]
     for name, value in run.keys.items():

@@ -36,6 +36,7 @@ from mfu_jax.trainer.config.mesh_axes import (
     own_names,
 )
 from mfu_jax.trainer.config.pyconfig import Config, load
+from mfu_jax.util.formatting import counted
 from mfu_jax.util.values import typed
 
 _SOURCES = ("mfu_jax.layers", "mfu_jax.trainer")
@@ -80,7 +81,7 @@ class TrainerStep:
         config = load(self.words(values))
         given = dataclasses.asdict(config)
         given["per_device_batch_size"] = f"{config.per_device_batch_size:g}"
-        sizes = f"({config.num_decoder_layers} layers, emb_dim={config.emb_dim})"
+        sizes = f"({counted(config.num_decoder_layers, 'layer')}, emb_dim={config.emb_dim})"
         where = Path(self.files[-1]).name if self.files else "base.yml"
         name = f"{config.model_name or f'the model of {where}'} {sizes}"
         return DEVICE_BATCH.format_map({**given, "model_name": name})

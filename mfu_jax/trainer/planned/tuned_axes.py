@@ -13,10 +13,9 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.tune.space import BATCH, SearchAxis, listed_axes
+from mfu_jax.trainer.config.keys import REMAT_KEYS
 from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
-from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
-from mfu_jax.util.values import field_types
 from mfu_jax.util.yaml_files import read_mapping
 
 TOKENS = "tokens_per_step"  # of keep=: the batch and accumulation change, their product does not
@@ -77,7 +76,7 @@ def axes_of(
     ):
         keys = {key for settings in choices.values() for key in settings}
         if name == _REMATERIALIZATION:
-            keys |= {*field_types(RematKeys)}  # of a policy that was given: no other takes them
+            keys |= {*REMAT_KEYS}  # of a policy that was given: no other takes them
         if not choices or keys & {*keep, *listed_keys, *of_start}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}

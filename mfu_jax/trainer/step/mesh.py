@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import math
@@ -40,7 +39,7 @@ def with_mesh_sizes(config: Config, devices: Sequence[jax.Device] | None = None)
     """
     devices = jax.devices() if devices is None else devices
     sizes: dict[str, Any] = dict(_shape(config, devices).keys)
-    return dataclasses.replace(config, **sizes)
+    return config.replace(**sizes)
 
 
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -39,7 +38,7 @@ def chosen_policy(
     room = free_bytes - _logits_bytes(config)
     *candidates, last = _SCANNED if config.scan_layers else _UNROLLED
     for policy in candidates:
-        candidate = dataclasses.replace(config, remat_policy=policy)
+        candidate = config.replace(remat_policy=policy)
         if saved_bytes(candidate, mesh, *split(candidate)) / mesh.size <= room:
             return policy
     return last

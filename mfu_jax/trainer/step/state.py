@@ -101,8 +101,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
-    config = dataclasses.replace(
-        config,
+    config = config.replace(
         attention=attention,
         grouped_matmul=_grouped_matmul(config, platform),
         norm_gradients=_norm_gradients(config, mesh.devices.flat[0]),
@@ -111,8 +110,8 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
     if config.remat_policy == "auto":
         free = _FILLED * _memory_bytes(mesh) - state_bytes_per_device(config)
         policy = chosen_policy(config, mesh, free, _split_model)
-        config = dataclasses.replace(config, remat_policy=policy)
-    return dataclasses.replace(config, weight_gathers=_weight_gathers(config, platform))
+        config = config.replace(remat_policy=policy)
+    return config.replace(weight_gathers=_weight_gathers(config, platform))
 
 
 def _memory_bytes(mesh: Mesh) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mfu_jax.cli import command_names
 from mfu_jax.flops.analytic.inputs.maxtext_keys import override_keys
-from mfu_jax.trainer.config.pyconfig import base_defaults
+from mfu_jax.trainer.config.keys import base_defaults
 from mfu_jax.util.yaml_files import model_file
 from tests.campaigns.hostile.files import SPECIAL
 from tests.support.paths import DATA, ROOT

@@ -78,6 +78,45 @@ def test_a_fusion_in_a_loop_a_collective_and_its_end() -> None:
     assert costs.records["less"].runs == 5 + 1
 
 
+SPARSE_CORE = """HloModule jit_f
+
+%fused (a: bf16[64,8], i: s32[64]) -> bf16[64,8] {
+  %a = bf16[64,8] parameter(0)
+  %i = s32[64] parameter(1)
+  %s = s32[64] slice(%i), slice={[0:64]}
+  %g = bf16[64,8] gather(%a, %s), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}
+  %t = bf16[64,8] transpose(%g), dimensions={0,1}
+  ROOT %r = bf16[64,8] reshape(%t)
+}
+
+%called (a: bf16[64,8], i: s32[64]) -> bf16[64,8] {
+  %a = bf16[64,8] parameter(0)
+  %i = s32[64] parameter(1)
+  ROOT %f = bf16[64,8] fusion(%a, %i), kind=kCustom, calls=%fused
+}
+
+%offloaded (a: bf16[64,8], i: s32[64]) -> bf16[64,8] {
+  %a = bf16[64,8] parameter(0)
+  %i = s32[64] parameter(1)
+  ROOT %c = bf16[64,8] call(%a, %i), to_apply=%called
+}
+
+ENTRY %main (x: bf16[64,8], i: s32[64]) -> bf16[64,8] {
+  %x = bf16[64,8] parameter(0)
+  %i = s32[64] parameter(1)
+  %go = ((bf16[64,8], s32[64]), bf16[64,8]) async-start(%x, %i), calls=%offloaded
+  ROOT %done = bf16[64,8] async-done(%go)
+}
+"""
+
+
+def test_a_gather_on_a_sparse_core_moves_its_rows_once() -> None:
+    """As XLA writes it for a TPU7x: a fusion in a call in an asynchronous computation."""
+    record = instruction_costs(SPARSE_CORE).records["go"]
+    assert record.hbm_bytes == 2 * 64 * 8 + 4 * 64 + 2 * 64 * 8  # rows, indices, result
+    assert record.hbm_bytes == executed_flops(SPARSE_CORE).hbm_bytes
+
+
 @pytest.mark.parametrize(
     "name",
     [

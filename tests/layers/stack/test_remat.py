@@ -12,8 +12,8 @@ from mfu_jax.layers.stack.remat import POLICIES, TENSORS
 
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer.config import pyconfig
-from mfu_jax.trainer.config.model_keys import RematKeys
-from mfu_jax.trainer.config.validation import REMAT_NAMES
+from mfu_jax.trainer.config.keys import REMAT_NAMES
+from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import row_shapes
 from mfu_jax.trainer.step import losses, state
 from mfu_jax.util.values import field_types
@@ -82,7 +82,7 @@ def test_each_tensor_has_a_key_of_its_own() -> None:
 
 def test_the_layers_and_the_config_know_the_same_policies_and_tensors() -> None:
     assert set(REMAT_NAMES) == set(TENSORS)
-    assert set(typing.get_args(field_types(RematKeys)["remat_policy"])) == set(POLICIES)
+    assert set(typing.get_args(field_types(Config)["remat_policy"])) == set(POLICIES)
 
 
 def test_saved_after_their_rotation_queries_and_keys_are_projected_again_only_for_a_norm() -> None:

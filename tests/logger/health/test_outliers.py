@@ -65,7 +65,7 @@ def test_a_wait_for_data_counts_though_it_is_no_part_of_the_steps_time() -> None
 def test_the_steps_after_a_checkpoint_may_be_slow_because_of_it() -> None:
     watch = after_a_quiet_start(spans={"checkpoint": 4.0})
     _, (note,) = judge(watch, 50, 3.0)
-    assert "a checkpoint was saved up to 1 steps before" in note
+    assert "a checkpoint was saved up to 1 step before" in note
     for number in range(51, 60):
         judge(watch, number, 1.0)
     assert "no cause was seen" in judge(watch, 60, 3.0)[1][0]

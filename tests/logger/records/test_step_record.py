@@ -107,6 +107,9 @@ def test_a_line_of_another_writer_needs_only_a_step_and_a_time() -> None:
     )
     values = {"step": 1, "unix_seconds": 2.0, "x": 1, "run": "a", "y": None, "z": [1]}
     assert record_of(values).scalars == {"x": 1}
+    foreign = record_of({"step": 1, "unix_seconds": 2.0, "flags": "mfu>1", "notes": [3, "why"]})
+    assert (foreign.flags, foreign.notes) == (("mfu>1",), ("why",))
+    assert record_of({"step": 1, "unix_seconds": 2.0, "flags": 5}).flags == ()
     with pytest.raises(KeyError):
         record_of({"unix_seconds": 2.0})
 

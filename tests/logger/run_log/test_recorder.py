@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from mfu_jax.logger.run_log import recorder
+from mfu_jax.logger.run_log.events import events_name
 from mfu_jax.logger.run_log.recorder import RecorderThread
 from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord
+from mfu_jax.storage.files import AppendOnlyFile
 from tests.support.logger_run import Run
 from tests.support.sinks import HangingSink, ListSink
 from tests.support.work import HANG_SECONDS
@@ -139,6 +141,12 @@ def test_what_a_hanging_file_did_not_take_is_counted_and_costs_no_other_sink(
         run.logger.record(step, {"loss": float(step)}, step_time_seconds=1.0)
         run.logger._pipeline._thread.settle(HANG_SECONDS)
     summary = run.logger.close()
+    closing = [thread for thread in threading.enumerate() if thread.name == "mfu_jax HangingFile"]
+    for thread in closing:
+        thread.join(HANG_SECONDS)
+    events = AppendOnlyFile(path.with_name(events_name(path.name, 0)), "run log")
+    assert events.is_alone()  # the next logger goes on with it
+    events.close()
     file.release.set()
     assert healthy.steps == list(range(10))
     (lost,) = summary.dropped_by_sink.items()

@@ -15,6 +15,10 @@ from mfu_jax.planning.compilation.absent_devices import tpu_options
         ("v4:2x2x1", 2, {"num_slices": 2, "chip_config_name": "megacore"}),
         ("v6e:16x16", 1, {}),
         # libtpu refuses a topology that its hosts of 2x2x1 chips do not divide.
+        # Cloud TPU's v5e pods of 16 chips along an axis wrap around there.
+        ("v5e:16x16", 1, {"wrap": (True, True, False)}),
+        ("v5e:8x16", 1, {"wrap": (False, True, False)}),
+        ("v5e:8x8", 1, {}),
         ("v6e:1x1", 1, {"chips_per_host_bounds": (1, 1, 1)}),
         ("v5e:1x4", 1, {"chips_per_host_bounds": (1, 2, 1)}),
         ("tpu7x:1x1x1", 1, {"chips_per_host_bounds": (1, 1, 1)}),

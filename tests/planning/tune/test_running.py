@@ -376,7 +376,22 @@ def test_refusals_that_say_little(largest):
     result = _planned(model, [policies, *listed_axes({"per_device_batch_size": "1..96"})[0]])
     best = model.trial("full", largest).tokens_per_sec_per_chip
     assert result.winner.tokens_per_sec_per_chip == best
-    assert result.plans <= 96 // 3
+    assert result.plans <= 2 * math.log2(96)
+
+
+@pytest.mark.parametrize("best", [1, 3, 10, 31, 57, 80, 96])
+def test_a_long_numeric_axis_with_one_optimum_takes_few_plans(best):
+    """30% slower with each doubling away from the best; 2·log2(96) is 13."""
+
+    def plan(point, seconds):
+        time = 1 + 0.3 * abs(math.log2((point[0] + 1) / best))
+        return Trial(values={}, by="plan", source="planned", fits=True, step_time_seconds=time)
+
+    axis = listed_axes({"block": "1..96"})[0]
+    tuning = Tuning(target="x", space=Space(axis), flags=lambda p: [], plan=plan)
+    result = tune(tuning, TrialLog(None, {}))
+    assert result.plans <= 2 * math.log2(96)
+    assert result.winner.step_time_seconds <= 1.03
 
 
 def test_nothing_to_choose_is_an_error():

@@ -128,7 +128,7 @@ def test_what_a_log_rounds_is_no_difference(tmp_path: Path) -> None:
 
 def test_a_run_of_warm_up_only_is_an_error(tmp_path: Path) -> None:
     run = read_metrics(write_run(tmp_path / "a.jsonl", [1.0, 1.0], kind=None))
-    with pytest.raises(UserError, match=r"holds 2 steps, none of them with a measured time"):
+    with pytest.raises(UserError, match=r"holds 2 steps, none with a measured time"):
         compare_with_runs([run], run, warmup_steps=3)
 
 

@@ -383,7 +383,7 @@ def test_every_microsecond_is_in_the_category_that_painting_it_gives(
         if chance.random() < 0.5:
             begin = len(canvas)
             paint("idle", 25)
-            over.append((begin, begin + 25, chance.choice(["eval", "checkpoint"])))
+            over.append((begin, begin + 25, chance.choice(["eval", "checkpoint", "profile"])))
     paint("idle", 30)
     log.stop((origin + len(canvas)) / 1e6)
     for begin, end, name in over:

@@ -1,5 +1,6 @@
 """YAML and key=value → Config: precedence, types, and one clear line for each kind of bad input."""
 
+import ast
 import dataclasses
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.settings import MetricsKeys
 from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.config.keys import base_defaults
 from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_names
 from tests.support.messages import is_told
 
@@ -17,7 +19,24 @@ def load(*arguments: str) -> pyconfig.Config:
 
 
 def test_base_yml_and_config_have_the_same_keys() -> None:
-    assert set(pyconfig.base_defaults()) == {f.name for f in dataclasses.fields(pyconfig.Config)}
+    assert set(base_defaults()) == {f.name for f in dataclasses.fields(pyconfig.Config)}
+
+
+def test_the_trainer_reads_only_keys_that_exist() -> None:
+    trainer = Path(pyconfig.__file__).parents[1]
+    read = {
+        node.attr
+        for file in (
+            trainer / "loop.py",
+            *(trainer / "run").iterdir(),
+            *(trainer / "step").iterdir(),
+        )
+        if file.suffix == ".py"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("config", "self.config")
+    }
+    assert len(read) > 50
+    assert read <= {*base_defaults(), *dir(pyconfig.Config)}
 
 
 def test_base_yml_and_the_settings_have_the_same_defaults() -> None:
@@ -28,7 +47,7 @@ def test_base_yml_and_the_settings_have_the_same_defaults() -> None:
         "abort_on_inf_loss": True,
     }
     defaults = {field.name: field.default for field in dataclasses.fields(MetricsKeys)}
-    base = pyconfig.base_defaults()
+    base = base_defaults()
     assert {key: base[key] for key in defaults} == defaults | of_trainer
 
 

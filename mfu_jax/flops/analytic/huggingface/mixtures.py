@@ -216,7 +216,9 @@ def step3p5(c: Fields) -> ModelConfig:
     for name in ("layer_types", "mlp_layer_types"):
         c = c.with_values(**{name: (c.list_of(str, name) or [])[:layers] or None})
     kinds, other = layer_types(c, lambda _: FULL), c.get("attention_other_setting")
-    own = c.with_values(**other) if isinstance(other, Mapping) else c
+    if not isinstance(other, Mapping | None):
+        c.fail("attention_other_setting", "expected an object")
+    own = c.with_values(**(other or {}))
     query_heads = c.size("num_sliding_attention_heads", own.size("num_attention_heads"))
     windowed = changed_layers(c, kinds, SLIDING) or c.with_values(num_attention_heads=query_heads)
     return decoder(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
 from mfu_jax.flops.executed.kernels.registry import KernelCall
+from mfu_jax.util.formatting import counted
 
 _PAGED_ATTENTION = re.compile(r"paged_(flash_)?attention")
 
@@ -63,8 +64,8 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> GroupedBody:
     rows = call.operand(5).dims[0]
     if len(sizes) != groups or sum(sizes) > rows or tiles < 1:
         raise UnknownBodyError(
-            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
-            f"groups of {rows} rows at most"
+            f"group_sizes= has {counted(len(sizes), 'size')} of {sum(sizes)} rows; the kernel "
+            f"has {groups} groups of {rows} rows at most"
         )
     tile = -(-rows // tiles)
     visited = visits(sizes, tile)

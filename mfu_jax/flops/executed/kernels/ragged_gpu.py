@@ -14,6 +14,7 @@ from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
 from mfu_jax.flops.executed.kernels.ragged import GroupedBody, needed_flops, visits
 from mfu_jax.flops.executed.kernels.registry import KernelCall
+from mfu_jax.util.formatting import counted
 
 _BY_VISIT, _BY_GROUP = 7, 2  # number of tables
 _RAGGED = re.compile(r"ragged_?dot", re.IGNORECASE)
@@ -89,8 +90,8 @@ def _sizes(call: KernelCall, groups: int, rows: int) -> tuple[tuple[int, ...], s
     given = call.lengths.group_sizes
     if given and (len(given) != groups or sum(given) > rows):
         raise UnknownBodyError(
-            f"group_sizes= has {len(given)} sizes of {sum(given)} rows; the kernel has {groups} "
-            f"groups of {rows} rows at most"
+            f"group_sizes= has {counted(len(given), 'size')} of {sum(given)} rows; the kernel "
+            f"has {groups} groups of {rows} rows at most"
         )
     if given:
         return given, ""

@@ -15,6 +15,7 @@ import numpy as np
 
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.integers.known_values import ConstantTable
+from mfu_jax.util.formatting import counted
 
 RAGGED_DOTS = frozenset({"ragged_dot_general", "ragged_dot"})
 _PAGED = re.compile(r"paged_(flash_)?attention")
@@ -57,8 +58,8 @@ def _share(groups: int, rows: int, lengths: Lengths) -> tuple[Fraction, str]:
         return Fraction(1), ""
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (
-            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; this product has {groups} "
-            f"groups of {rows} rows at most: every row was counted"
+            f"group_sizes= has {counted(len(sizes), 'size')} of {sum(sizes)} rows; this "
+            f"product has {groups} groups of {rows} rows at most: every row was counted"
         )
     return Fraction(sum(sizes), rows), ""
 

@@ -386,6 +386,7 @@ def test_a_nested_field_may_have_any_name() -> None:
     ("model_type", "field", "value"),
     [
         ("step3p5", "moe_layers_enum", "3,four"),
+        ("step3p5", "attention_other_setting", []),
         ("step3p5", "per_layer_config", {"1": {"num_attention_heads": 96}}),  # not a windowed layer
         ("dots3_note_text", "per_layer_config", {"2": {"v_head_dim": 64}}),  # nor all of them
         ("ernie4_5_vl_moe_text", "moe_intermediate_size", [1536]),

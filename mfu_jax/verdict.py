@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mfu_jax.names import AS_GIVEN
 from mfu_jax.util.formatting import counted, percent, seconds_text, span
 
 SCHEMA = 1
@@ -192,6 +193,8 @@ class Verdict:
     @property
     def counted(self) -> str:
         """How the model FLOPs are counted, in words; empty if not known."""
+        if self.convention == AS_GIVEN:
+            return f"FLOPs {AS_GIVEN}"
         if " " in self.convention:
             return f"FLOPs of {self.convention}"
         return f"{self.convention} FLOPs" if self.convention else ""

@@ -22,7 +22,7 @@ from mfu_jax.runs.metrics.run_files import run_logs
 from mfu_jax.storage.addresses import Address
 
 _BACK = "went back"
-# In one block: enough to be added quickly, few enough to be alike.
+# In one block: enough for a mean wait, few enough to be alike.
 _MOST_STEPS = 256
 # A kill takes the steps that were not yet written together.
 _UNWRITTEN_SECONDS = 0.5

@@ -138,11 +138,11 @@ class RunTime:
     steps: int
     mfu: float | None
     hfu: float | None
-    goodput: float | None
-    effective_mfu: float | None
-    wall_seconds: float | None
+    goodput: float | None = None
+    effective_mfu: float | None = None
+    wall_seconds: float | None = None
     restarts: int | None
-    lost_steps: int | None
+    lost_steps: int | None = None
     median_seconds: float | None
     time: Mapping[str, float]
     attempts: Sequence[Attempt] = ()

@@ -36,7 +36,7 @@ def load_model_config(source: Any, overrides: Mapping[str, Any] | None = None) -
         UserError: the source is not found, not readable or not recognised, or a field is wrong.
 
     Warns:
-        UserWarning: an override has no effect: this model has no such part, or another field decides.
+        UserWarning: an override has no effect: the model has no such part, or other fields decide.
 
     >>> load_model_config("llama3-8b", {"num_decoder_layers": 2}).num_decoder_layers
     2

@@ -9,6 +9,9 @@ PROFILE_READER = "mfu_jax.profiling.scalars"
 PROFILE_SECONDS = "profile/waterfall"
 """As `PROFILE_POINTS`, for the bars' seconds."""
 
+AS_GIVEN = "as given"
+"""The convention of model FLOPs that are a user's number."""
+
 # Bars of a profile's waterfall, or how their names begin.
 IDLE = "idle"
 EXPOSED_COMMUNICATION = "exposed communication: "

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mfu_jax.names import AS_GIVEN
 from mfu_jax.util.formatting import counted, percent, seconds_text, span
 
 SCHEMA = 1
@@ -31,13 +32,14 @@ class TimeLoss:
     Attributes:
         name: such as ``compile``, ``wait for data`` or a bar of a waterfall.
         fraction: its part of `of`.
-        of: ``step`` or ``wall clock``.
-        seconds: of a step, or of the wall clock; None: not known.
+        of: ``step``; ``wall clock`` of the job over all restarts; or ``process``, from the logger's
+            begin to its end.
+        seconds: of that; None: not known.
     """
 
     name: str
     fraction: float
-    of: Literal["step", "wall clock"] = "step"
+    of: Literal["step", "wall clock", "process"] = "step"
     seconds: float | None = None
 
     def __str__(self) -> str:
@@ -191,6 +193,8 @@ class Verdict:
     @property
     def counted(self) -> str:
         """How the model FLOPs are counted, in words; empty if not known."""
+        if self.convention == AS_GIVEN:
+            return f"FLOPs {AS_GIVEN}"
         if " " in self.convention:
             return f"FLOPs of {self.convention}"
         return f"{self.convention} FLOPs" if self.convention else ""

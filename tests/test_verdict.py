@@ -44,6 +44,11 @@ def test_an_mfu_is_placed_among_runs_like_it(mfu: float, place: str) -> None:
     assert f"; {place} what dense models" in dataclasses.replace(FULL, mfu=mfu).sentence
 
 
+def test_a_users_own_flops_are_named_as_such() -> None:
+    given = dataclasses.replace(FULL, convention="as given", peak="")
+    assert given.sentence.startswith("20.2% MFU (FLOPs as given); ")
+
+
 def test_a_plans_bound_is_its_own() -> None:
     assert "; its bound is 61.0%; " in dataclasses.replace(FULL, kind="plan").sentence
 

@@ -1,7 +1,7 @@
 """The vision towers: `decoder_block` → the vision encoder.
 
-Adding one: a function and a row of `_TOWERS` here, its keys in
-mfu_jax/trainer/config/image_rules.py, and its logits in tests/layers/test_hugging_face.py.
+Adding one: a function and a row of `_TOWERS` here, its rules in
+mfu_jax/trainer/config/keys.yml, and its logits in tests/layers/test_hugging_face.py.
 """
 
 from __future__ import annotations

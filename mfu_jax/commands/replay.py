@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code.
 
     Raises:
-        UserError: there are no records, no such sink, or it cannot be made.
+        UserError: there are no records, no such sink, it cannot be made, or it is the
+            run's own file.
     """
     arguments = parse(argv, flags=("--json",))
     path = local_metrics_file(arguments.one_name("run"))
@@ -58,6 +59,11 @@ def main(argv: Sequence[str]) -> int:
     kind = find_sink(name)
     behind = steps_behind(path, 0).get("" if kind is None else kind.__name__, -1)
     first = number_of(values, "from_step", int, behind + 1)
+    if any(_is_same(path, text) for _, text in arguments.pairs):
+        raise UserError(
+            f"{str(path)!r} is the run's own file, whose records would be lost",
+            hint="pass another path",
+        )
     sink = _made(name, kind, arguments, first)
     last, lost = _follow(path, sink, first)
     if "--json" in arguments.flags:
@@ -67,6 +73,13 @@ def main(argv: Sequence[str]) -> int:
         if lost:
             print(f"{name}: {counted(lost, 'record')} could not be written")
     return int(lost > 0)
+
+
+def _is_same(path: Path, text: str) -> bool:
+    try:
+        return path.samefile(text)
+    except (OSError, ValueError):  # no file, or no path at all
+        return False
 
 
 def _made(name: str, kind: type[Sink] | None, arguments: Arguments, first: int) -> Sink:

@@ -16,6 +16,7 @@ from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.mesh_axes import mesh_of
 from mfu_jax.flops.lengths import Lengths
+from mfu_jax.names import AS_GIVEN
 
 if TYPE_CHECKING:
     import jax
@@ -166,7 +167,7 @@ def _model_flops(model: Any, devices: int) -> ModelFlops | None:
     if model is None or isinstance(model, ModelFlops):
         return model
     if isinstance(model, int | Fraction):
-        return ModelFlops(per_device=model, convention="as given")
+        return ModelFlops(per_device=model, convention=AS_GIVEN)
     if not hasattr(model, "total_in"):
         raise UserError(
             f"model={model!r}: expected the count of mfu_jax.count_model_flops, or FLOPs of "

@@ -25,6 +25,8 @@ _BEYOND = {
     names.ON_PADDING: "cuDNN's convolutions multiply outputs × window × channels",
 }
 _EVALUATION = "forward work that trains nothing: a loss or metrics on the side"
+_MORE = "more FLOPs than the model has of: "
+_FEWER = "fewer FLOPs than the model has of: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ class Ledger:
 
     def _doubt(self) -> str:
         """What to do about a residual."""
-        if self.residual < 0:
+        if self.residual < 0 and not any(note.startswith(_FEWER) for note in self.notes):
             return "not explained; model=count_model_flops(…) says what XLA removed"
         return "not explained" if self.residual else ""
 
@@ -223,7 +225,7 @@ def compare_flops(
         notes=(
             *_notes(executed),
             *(f"not counted in the model: {item}" for item in unaccounted),
-            *(_surplus(operations or {}, executed) if residual > 0 else ()),
+            *_differences(operations or {}, executed, residual),
         ),
         of_which=_of_which(executed, {line.label for line in lines}),
         beyond=tuple(
@@ -233,10 +235,14 @@ def compare_flops(
     )
 
 
-def _surplus(operations: Operations, executed: ExecutedCount) -> tuple[str, ...]:
-    """Operations that run more FLOPs than the model has of them, as a note."""
-    surplus = missing_operations(executed.by_operation, operations) if operations else {}
-    return (f"more FLOPs than the model has of: {largest(surplus)}",) if surplus else ()
+def _differences(operations: Operations, executed: ExecutedCount, residual: int) -> tuple[str, ...]:
+    """Operations that run more, or fewer, FLOPs than a traced model has of them, as a note."""
+    if not operations or not residual:
+        return ()
+    program = executed.by_operation
+    pair = (program, operations) if residual > 0 else (operations, program)
+    found = missing_operations(*pair)
+    return (f"{_MORE if residual > 0 else _FEWER}{largest(found)}",) if found else ()
 
 
 def _of_which(executed: ExecutedCount, labels: Set[str]) -> tuple[LedgerLine, ...]:

@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _ACCELERATOR_SIZES = (2048, 4096, 8192)
 _RUN_SECONDS = 0.01  # a timed run: far longer than dispatch, short enough to fit between other work
 _SIZE_SECONDS = 0.6  # time given to each size
 _MIN_RUNS = 4
+_MODEL_WIDTH = 22  # of a processor in the one line of a log
 _BUSY = 0.05  # share of the time spent waiting for a core above which the result is corrected
 
 _JAX_DTYPES: dict[str, Any] = {
@@ -205,16 +207,17 @@ def _chain(a: jax.Array, x: jax.Array, matmuls: jax.Array) -> jax.Array:
 
 
 def _source(record: dict[str, float], machine: Machine, cache: Path | None) -> str:
-    parts = [f"calibrated: {int(record['size'])}² matmuls on {machine.model}"]
+    where = textwrap.shorten(machine.model, _MODEL_WIDTH, placeholder=" …")
     if machine.usable_cores:
-        parts.append(f"{machine.usable_cores:g} core{'s' if machine.usable_cores > 1 else ''}")
+        where += f", {machine.usable_cores:g} core{'s' if machine.usable_cores > 1 else ''}"
+    parts = [f"{int(record['size'])}² matmuls on {machine.model}"]
     if machine.device_count > 1:
         parts.append(f"1/{machine.device_count} of the machine per virtual device")
     if record["busy"] > _BUSY:
         parts.append("by CPU time because its threads had to wait for cores")
     if cache is not None:
         parts.append(f"cached in {cache}")
-    return ", ".join(parts)
+    return f"calibrated on {where}; {', '.join(parts)}"
 
 
 # The cache: one small JSON file per key, so that concurrent writers never overwrite each other.

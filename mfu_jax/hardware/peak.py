@@ -13,7 +13,7 @@ class Peak:
         flops_per_sec: dense FLOP/s of one JAX device.
         dtype: the canonical dtype that was asked for.
         kind: 'flag', 'table' or 'calibrated'.
-        source: where the number comes from, in words, for the log.
+        source: where the number comes from, in words; after a semicolon, details for JSON alone.
     """
 
     flops_per_sec: float
@@ -27,4 +27,5 @@ class Peak:
         return self.flops_per_sec / 1e12
 
     def __str__(self) -> str:
-        return f"{self.tflops_per_sec:.6g} TFLOP/s/device in {self.dtype} ({self.source})"
+        source = self.source.partition("; ")[0]
+        return f"{self.tflops_per_sec:.6g} TFLOP/s/device in {self.dtype} ({source})"

@@ -109,7 +109,14 @@ def _judged(
     from mfu_jax.runs.report.verdict import run_verdict
 
     of_run = Setup.of(setup.get("values", {}), setup.get("texts", {}))
-    return run_verdict(metrics_file, summary, of_run, wall=summary.seconds_by_use, profile=profile)
+    return run_verdict(
+        metrics_file,
+        summary,
+        of_run,
+        wall=summary.seconds_by_use,
+        profile=profile,
+        is_of_process=True,
+    )
 
 
 def setup_table(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
+from mfu_jax.dumps.program import ModelFlops
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.names import LORA_A, LORA_B
 from mfu_jax.flops.count import KernelRuns
@@ -327,20 +328,15 @@ def count_program(
     )
     executed = counter.count()
     reported = xla_reported_flops(compiled)
+    flops = model_flops(model)
+    is_whole = flops.is_whole and not executed.unaccounted
     ledger = compare_flops(
-        model=model.per_device,
-        dense=model.dense,
-        attention=model.attention,
-        convention=model.convention,
+        **dataclasses.replace(flops, is_whole=is_whole).ledger_arguments,
         executed=executed,
         xla_reported=reported,
-        is_whole=model.source == "traced" and not (model.unaccounted or executed.unaccounted),
-        operations=model.operations,
-        avoidable=model.avoidable,
         unaccounted=model.unaccounted,
         complex_products=model.complex_products,
         checkpointed=model.checkpointed,
-        overheads=model.overheads,
     )
     ledger = dataclasses.replace(ledger, unit=unit)
     return StepFlops(
@@ -349,6 +345,20 @@ def count_program(
         xla_reported=reported,
         ledger=ledger,
         resharded=resharded_tensors(counter, mesh_of(compiled)),
+    )
+
+
+def model_flops(count: ModelCount) -> ModelFlops:
+    """A step's model FLOPs in the form that a dump holds."""
+    return ModelFlops(
+        per_device=count.per_device,
+        convention=count.convention,
+        dense=count.dense,
+        attention=count.attention,
+        operations=count.operations,
+        avoidable=count.avoidable,
+        overheads=count.overheads,
+        is_whole=count.source == "traced" and not count.unaccounted,
     )
 
 

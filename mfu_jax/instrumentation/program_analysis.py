@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import jax
 
-from mfu_jax.dumps.program import ModelFlops
 from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
@@ -28,6 +27,7 @@ from mfu_jax.instrumentation.counts import (
     given_model,
     kernel_flops_of,
     model_cost,
+    model_flops,
     traced_model,
     unwrap_compiled,
     warn_of_resharding,
@@ -245,20 +245,6 @@ class ProgramAnalysis:
             left_out=left_out,
             steps=self.steps,
         )
-
-
-def model_flops(count: ModelCount) -> ModelFlops:
-    """A step's model FLOPs in the form that a dump holds."""
-    return ModelFlops(
-        per_device=count.per_device,
-        convention=count.convention,
-        dense=count.dense,
-        attention=count.attention,
-        operations=count.operations,
-        avoidable=count.avoidable,
-        overheads=count.overheads,
-        is_whole=count.source == "traced" and not count.unaccounted,
-    )
 
 
 def dump_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import shutil
@@ -260,7 +261,7 @@ def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None
         content: the file's content.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: it cannot be written, or holds a run's records.
     """
     found = check_path(path, what)
     if isinstance(found, Address):
@@ -271,10 +272,20 @@ def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None
             raise _unreachable(found, what, error) from error
         return
     local = local_path(found, what)
+    if local.is_file() and (".events." in local.name or [*_run_logs(local)]):
+        raise UserError(
+            f"{what} {str(local)!r} holds a run's records, which would be lost",
+            hint="usually the run's file in place of the one to write; pass another path",
+        )
     try:
         replace_file(local, [content])
     except OSError as error:
         raise unwritable(local, what, error) from error
+
+
+def _run_logs(path: Path) -> Iterator[Path]:
+    """The run logs beside a metrics file."""
+    return path.parent.glob(f"{glob.escape(path.name)}.events.*.jsonl")
 
 
 def _unreachable(address: Address, what: str, error: Exception) -> UserError:

@@ -69,13 +69,13 @@ def read_bytes(path: str | Path, expected: str, most_bytes: int) -> bytes:
 
 
 def read_text(path: str | Path, expected: str, most_bytes: int) -> str:
-    """The text of a file.
+    """The text of a file, without the byte order mark that Windows' editors write.
 
     Raises:
         UserError: the file cannot be read, exceeds `most_bytes`, or is not UTF-8.
     """
     try:
-        return read_bytes(path, expected, most_bytes).decode()
+        return read_bytes(path, expected, most_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 text: {error.reason} at byte {error.start}"
         raise unreadable(path, reason, expected) from None

@@ -92,6 +92,19 @@ def test_the_console_gets_the_set_up_before_the_steps_as_a_live_one_does(
     assert capsys.readouterr().out == f"{live}written up to step 9\n"
 
 
+def test_a_run_is_not_replayed_into_its_own_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, steps=3)
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(file)
+    for target in ("metrics.jsonl", "link.jsonl"):
+        assert main(["replay", str(tmp_path), "--sink=jsonl", f"path={tmp_path / target}"]) == 2
+        assert "own file" in capsys.readouterr().err
+    assert file.read_bytes() == lines
+
+
 def test_a_sink_of_ones_own_that_was_down_gets_all_and_its_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

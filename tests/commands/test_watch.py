@@ -165,7 +165,7 @@ def test_a_run_that_ended_has_the_time_before_its_first_step(
     uses = {"train": 6.0, "compile": 12.5, "data_wait": 1.5}
     path.with_name("metrics.jsonl.summary.json").write_text(json.dumps({"seconds_by_use": uses}))
     text = " ".join(shown(capsys, tmp_path, "--once"))
-    assert "largest loss: compilation, 62.5% of the wall clock, 12.5 s;" in text
+    assert "largest loss: compilation, 62.5% of the process, 12.5 s;" in text
     assert "compile 62.5%, train 30.0%, data_wait 7.5%" in text
 
 

@@ -204,6 +204,16 @@ def test_work_beyond_the_model_is_named_by_its_operations() -> None:
     assert ledger.notes == ("more FLOPs than the model has of: forward mlp/dot_general (300)",)
 
 
+def test_missing_work_without_a_reason_is_named_and_no_traced_model_is_asked_for_again() -> None:
+    name = "forward mlp/dot_general"
+    executed = ExecutedCount(forward=500, by_operation={name: 500})
+    ledger = compare_flops(model=600, executed=executed, operations={name: 600})
+    assert ledger.residual == -100
+    assert ledger.notes == ("fewer FLOPs than the model has of: forward mlp/dot_general (100)",)
+    assert "count_model_flops" not in str(ledger)
+    assert "count_model_flops" in str(compare_flops(model=600, executed=executed))
+
+
 def test_work_that_the_host_runs_is_not_removed() -> None:
     name = "forward dot_general"
     executed = ExecutedCount(

@@ -12,7 +12,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address
-from mfu_jax.storage.targets import SpooledTarget, file_target, folder_target
+from mfu_jax.storage.targets import SpooledTarget, file_target, folder_target, write_whole
 
 fsspec = pytest.importorskip("fsspec")
 _number = itertools.count()
@@ -175,3 +175,17 @@ def test_opening_that_fails_frees_the_lock(
             open_it()
     assert list(tmp_path.iterdir()) == []
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_page_never_replaces_a_runs_records(tmp_path: Path) -> None:
+    metrics, log = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.events.0.jsonl"
+    for file in (metrics, log):
+        file.write_text("records")
+    for file in (metrics, log):
+        with pytest.raises(UserError, match="holds a run's records"):
+            write_whole(file, "--html", b"page")
+        assert file.read_text() == "records"
+    other = tmp_path / "other.jsonl"
+    other.write_text("no run's")
+    write_whole(other, "FILE", b"new")
+    assert other.read_bytes() == b"new"

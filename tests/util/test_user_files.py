@@ -64,6 +64,11 @@ def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
         read_text(tmp_path / "a", "a test", 10)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf{}")
+    assert read_text(tmp_path / "a", "a test", 10) == "{}"
+
+
 def test_blocks_end_with_a_line_and_bytes_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_files, "_BLOCK_BYTES", 4)
     content = "a\r\nß\n\nlast".encode() + b"\xff"

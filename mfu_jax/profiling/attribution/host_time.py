@@ -109,11 +109,11 @@ def host_sums(
     """
     begin, end = int(bounds[0]), int(bounds[-1])
     first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
-    own = without_inner((last - first).astype(np.float64), events.parents)
+    own = without_inner((last - first).astype(np.float64), thread.parents)
     is_call = events.is_first & (events.kinds == KINDS.index(HostWork.DISPATCH))
     own -= np.where(thread.is_python, np.minimum(own, thread.per_call), 0.0)
     own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
-    idle = without_inner(gaps.idle_within(thread.starts, thread.ends), events.parents) * scale
+    idle = without_inner(gaps.idle_within(thread.starts, thread.ends), thread.parents) * scale
     asleep = float(idle[named(thread, SLEEPS)].sum())
     is_wait = events.kinds == KINDS.index(HostWork.WAIT)
     stalls = _stalls(thread, gaps, is_wait & events.is_first) * scale

@@ -126,14 +126,12 @@ class ClassifiedEvents:
     """The events of a thread.
 
     Attributes:
-        parents: as returned by `parents_of`.
         kinds: each event's index in `KINDS`.
         is_first: whether an event's kind is its own, not inherited.
         names: each event's index in `table`.
         table: kind, name and caller of what an event belongs to.
     """
 
-    parents: IntArray
     kinds: IntArray
     is_first: npt.NDArray[np.bool_]
     names: IntArray
@@ -143,21 +141,19 @@ class ClassifiedEvents:
     def of(cls, thread: HostThread, executions: Executions) -> ClassifiedEvents:
         """Classifies the events of a thread, beside the executions of a device that it calls."""
         count = len(thread.starts)
-        parents = thread.parents
         table_kinds = [kind_of(name) for name in thread.names]
         own_kinds = [table_kinds[op] for op in thread.ops.tolist()]
         for event in np.flatnonzero(_unnamed_waits(thread, executions)).tolist():
             own_kinds[event] = HostWork.WAIT
-        kinds, roots = _inherited(thread, parents, own_kinds)
+        kinds, roots = _inherited(thread, own_kinds)
         table: dict[tuple[HostWork, str, str], int] = {}
-        callers = _callers(thread, parents)
+        callers = _callers(thread)
         ops, names = thread.ops.tolist(), []
         for event, (kind, root) in enumerate(zip(kinds, roots, strict=True)):
             named = event if kind is HostWork.PYTHON else root
             key = (kind, thread.names[ops[named]], callers[named])
             names.append(table.setdefault(key, len(table)))
         return cls(
-            parents=parents,
             kinds=np.array([KINDS.index(kind) for kind in kinds], np.int64),
             is_first=np.array(roots, np.int64) == np.arange(count),
             names=np.array(names, np.int64),
@@ -165,10 +161,10 @@ class ClassifiedEvents:
         )
 
 
-def _callers(thread: HostThread, parents: IntArray) -> list[str]:
+def _callers(thread: HostThread) -> list[str]:
     """Each event's innermost enclosing Python function that is not JAX's."""
     is_users = [not _OF_JAX.match(name) for name in thread.names]
-    ops, outer_of = thread.ops.tolist(), parents.tolist()
+    ops, outer_of = thread.ops.tolist(), thread.parents.tolist()
     callers = [""] * len(ops)
     for event in np.lexsort((-thread.ends, thread.starts)).tolist():
         outer = outer_of[event]
@@ -178,13 +174,11 @@ def _callers(thread: HostThread, parents: IntArray) -> list[str]:
     return callers
 
 
-def _inherited(
-    thread: HostThread, parents: IntArray, own_kinds: list[HostWork]
-) -> tuple[list[HostWork], list[int]]:
+def _inherited(thread: HostThread, own_kinds: list[HostWork]) -> tuple[list[HostWork], list[int]]:
     """Each event's kind, and the event that gives it: the outermost one with a clear kind."""
     within = np.searchsorted(thread.step_starts, thread.ends)
     holds_steps = (within > np.searchsorted(thread.step_starts, thread.starts, "right")).tolist()
-    outer_of = parents.tolist()
+    outer_of = thread.parents.tolist()
     is_saving = named(thread, _SAVES).tolist()
     kinds = [HostWork.PYTHON] * len(own_kinds)
     roots = list(range(len(own_kinds)))

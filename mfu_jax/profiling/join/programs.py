@@ -17,6 +17,7 @@ from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.names import EVALUATION
+from mfu_jax.names import AS_GIVEN
 from mfu_jax.profiling.join.ops import kernel_name
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, Program
 from mfu_jax.profiling.timeline.host import HostThreads
@@ -94,7 +95,7 @@ class KnownProgram:
     def with_model(self, model_flops: int) -> KnownProgram:
         """Returns the program with the user's model FLOPs per run on one device."""
         executed = self.costs.executed
-        ledger = compare_flops(model=model_flops, executed=executed, convention="as given")
+        ledger = compare_flops(model=model_flops, executed=executed, convention=AS_GIVEN)
         return replace(self, ledger=ledger, has_model=True)
 
 

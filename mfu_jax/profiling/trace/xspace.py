@@ -26,7 +26,10 @@ from mfu_jax.profiling.trace.wire import (
 )
 from mfu_jax.util.user_files import opened, unreadable
 
-_EXPECTED = "an .xplane.pb file of jax.profiler; usually the trace was not ended; trace again"
+_EXPECTED = (
+    "an .xplane.pb file of jax.profiler; usually another file, or a trace that was not ended; pass "
+    "the run's folder, or trace again"
+)
 _CHUNK = 1 << 18  # events whose stats are read at once
 _EPOCHS = 10**15  # ns: larger timestamps count from 1970, smaller ones from the trace's start
 ABSENT = np.iinfo(np.int64).min

@@ -24,6 +24,9 @@ NAMES: Mapping[str, str] = {
     "down": "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
     "slow_steps": "productive (step_time_deviation)",
     "idle": "OTHER",
+    "count": "CUSTOM_BADPUT_EVENTS: COUNT",
+    "calibrate": "CUSTOM_BADPUT_EVENTS: CALIBRATE",
+    "profile": "CUSTOM_BADPUT_EVENTS: PROFILE",
     "other": "CUSTOM_BADPUT_EVENTS",
 }
 """Our categories and its nearest types. Its productive time includes compilations after the

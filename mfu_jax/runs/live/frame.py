@@ -217,6 +217,7 @@ def _verdict(
         follower.setup,
         wall=uses,
         profile=follower.profile,
+        is_of_process=True,
     )
 
 

@@ -62,6 +62,7 @@ def run_verdict(
     *,
     wall: Mapping[str, float],
     profile: Mapping[str, float],
+    is_of_process: bool = False,
     peak: tuple[str | None, float | None] | None = None,
     convention: str = "",
     bound_mfu: float | None = None,
@@ -74,13 +75,14 @@ def run_verdict(
         setup: as logged.
         wall: seconds of the wall clock by category, ``train`` among them.
         profile: the ``profile/…`` numbers of its last profiled steps; empty: none were.
+        is_of_process: `wall` is of one process alone, as its logger saw it.
         peak: another peak than the logged one: its text and TFLOP/s.
         convention: how the model FLOPs are counted, if not as logged.
         bound_mfu: of its plan.
     """
     text, tflops = peak or (setup.peak, setup.peak_tflops)
     convention = convention or setup.convention
-    losses = sorted(_losses(summary, wall, profile), key=lambda found: -found[0])
+    losses = sorted(_losses(summary, wall, profile, is_of_process), key=lambda found: -found[0])
     largest = losses[0][1] if losses and losses[0][1].fraction >= NOTABLE else None
     lacks = ""
     if summary.mfu is None and summary.steps:
@@ -119,7 +121,7 @@ def _finding(summary: Summary) -> str:
 
 
 def _losses(
-    summary: Summary, wall: Mapping[str, float], profile: Mapping[str, float]
+    summary: Summary, wall: Mapping[str, float], profile: Mapping[str, float], is_of_process: bool
 ) -> Iterator[tuple[float, TimeLoss]]:
     """Each loss with its fraction of the wall clock, so that they compare."""
     total = sum(wall.values())
@@ -129,7 +131,12 @@ def _losses(
             fraction, name = seconds / total, wall_name(category)
             yield (
                 fraction,
-                TimeLoss(name=name, fraction=fraction, of="wall clock", seconds=seconds),
+                TimeLoss(
+                    name=name,
+                    fraction=fraction,
+                    of="process" if is_of_process else "wall clock",
+                    seconds=seconds,
+                ),
             )
     step = profile.get(_PROFILED_STEP) or summary.mean_seconds
     for name, fraction in _inside_steps(summary, profile).items():
@@ -177,11 +184,7 @@ def _next_steps(
     run = _NEW if path in ("", "-") else path.removesuffix("/metrics.jsonl")
     if lacks:
         yield NextStep(text=f"mfu-jax report {run} {lacks}")
-    if (
-        largest is not None
-        and largest.of == "wall clock"
-        and (text := _remedy(largest, setup, wall))
-    ):
+    if largest is not None and largest.of != "step" and (text := _remedy(largest, setup, wall)):
         yield NextStep(text=text)
     is_in_folder = path.endswith("/metrics.jsonl")
     if has_profile or (is_in_folder and Path(run, "profile", "plugins").is_dir()):

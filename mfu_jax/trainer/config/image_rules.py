@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mfu_jax.trainer.config.keys import key_rules
 from mfu_jax.trainer.config.messages import wrong
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.config.pyconfig import Config
-
-_SIZES = (
-    "patch_size_for_vit num_channels_for_vit hidden_size_for_vit intermediate_size_for_vit "
-    "num_hidden_layers_for_vit num_attention_heads_for_vit"
-).split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +21,8 @@ class TowerRules:
     Attributes:
         side: the key with an image's side in pixels, or its height and width.
         sizes: further keys that the tower needs.
-        joined: from a config, the side in patches of the square that becomes one token.
+        joined: the side in patches of the square that becomes one token, or the key that has it, or
+            its inverse.
         rows: the key with the rows of each axis's position table; empty: no such table.
         head_unit: the width of a head must be a multiple of this.
         oblong: whether images need not be square.
@@ -34,8 +31,8 @@ class TowerRules:
     """
 
     side: str
-    sizes: tuple[str, ...] = ()
-    joined: Callable[[Config], int]
+    sizes: Sequence[str] = ()
+    joined: int | str
     rows: str = ""
     head_unit: int = 1
     oblong: bool = False
@@ -43,43 +40,9 @@ class TowerRules:
     goes_deep: bool = False
 
 
-_QWEN3 = TowerRules(
-    side="image_size_for_vit",
-    sizes=(
-        "spatial_merge_size_for_vit",
-        "temporal_patch_size_for_vit",
-        "num_position_embeddings_for_vit",
-    ),
-    joined=lambda config: config.spatial_merge_size_for_vit,
-    head_unit=4,
-    oblong=True,
-    goes_deep=True,
-)
-
 # decoder_block → its tower
 TOWERS: Mapping[str, TowerRules] = {
-    "gemma3": TowerRules(side="image_size_for_vit", joined=lambda config: 4),
-    "gemma4": TowerRules(
-        side="image_size_for_vit",
-        sizes=("num_position_embeddings_for_vit",),
-        joined=lambda config: 3,
-        rows="num_position_embeddings_for_vit",
-        head_unit=4,
-        oblong=True,
-    ),
-    "llama4": TowerRules(
-        side="tile_size_for_vit",
-        sizes=(
-            "projector_input_dim_for_vit",
-            "projector_output_dim_for_vit",
-            "pixel_shuffle_ratio_for_vit",
-        ),
-        joined=lambda config: round(1 / config.pixel_shuffle_ratio_for_vit),
-        head_unit=4,
-        mlp_reads_squares=True,
-    ),
-    "qwen3": _QWEN3,
-    "qwen3_moe": _QWEN3,
+    block: TowerRules(**rules) for block, rules in key_rules()["towers"].items()
 }
 
 
@@ -93,7 +56,7 @@ def check_images(config: Config) -> None:
     if rules is None:
         problem = f"the reference model has the towers of {', '.join(TOWERS)}, not that of this one"
         raise wrong(config, "images_per_sequence decoder_block", problem)
-    for key in (*_SIZES, *rules.sizes):
+    for key in (*key_rules()["tower_sizes"], *rules.sizes):
         if getattr(config, key) <= 0:
             raise wrong(config, f"images_per_sequence {key}", f"it needs {key}")
     _check_patches(config, rules)
@@ -128,9 +91,17 @@ def _sides(config: Config, rules: TowerRules) -> tuple[int, ...]:
     return sides
 
 
+def _joined(config: Config, rules: TowerRules) -> int:
+    """Side of the square of patches that becomes one token."""
+    if isinstance(rules.joined, int):
+        return rules.joined
+    side = getattr(config, rules.joined)
+    return round(side if side >= 1 else 1 / side)
+
+
 def _check_patches(config: Config, rules: TowerRules) -> None:
     """Checks the sides and widths of a tower that must divide each other."""
-    joined = rules.joined(config)
+    joined = _joined(config, rules)
     most = getattr(config, rules.rows) if rules.rows else math.inf
     for side in _sides(config, rules):
         patches = side // config.patch_size_for_vit

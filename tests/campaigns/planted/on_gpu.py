@@ -110,7 +110,7 @@ class _Run:
 
         from mfu_jax.dumps.files import write
         from mfu_jax.dumps.recording import record
-        from mfu_jax.instrumentation.program_analysis import model_flops
+        from mfu_jax.instrumentation.counts import model_flops
         from mfu_jax.storage.trace_folders import dump_path
         from mfu_jax.trainer.run.run_logger import model_of
 

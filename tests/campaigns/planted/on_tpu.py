@@ -62,7 +62,7 @@ def _side(name: str) -> Side:
 def _compile(side: Side, topology: str, path: Path) -> None:
     """Compiles in a separate process, because libtpu must be used by one process alone."""
     from mfu_jax.dumps.recording import record
-    from mfu_jax.instrumentation.program_analysis import model_flops
+    from mfu_jax.instrumentation.counts import model_flops
     from mfu_jax.trainer.config import pyconfig
     from mfu_jax.trainer.planned.planned_step import lower
     from mfu_jax.trainer.run.run_logger import model_of

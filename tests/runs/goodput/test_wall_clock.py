@@ -139,7 +139,7 @@ def test_a_killed_line_costs_itself(tmp_path: Path, log: WrittenLog) -> None:
     torn = read_run(tmp_path, now=LATER)
     assert torn.time == whole.time
     # One that is being written is torn, too; in version 1, such a line is rewritten.
-    note = "metrics.jsonl.journal.0.jsonl: 1 broken lines were left out"
+    note = "metrics.jsonl.journal.0.jsonl: left out 1 broken line"
     assert torn.notes == ((note,) if log.version == 1 else ())
 
 
@@ -383,7 +383,7 @@ def test_every_microsecond_is_in_the_category_that_painting_it_gives(
         if chance.random() < 0.5:
             begin = len(canvas)
             paint("idle", 25)
-            over.append((begin, begin + 25, chance.choice(["eval", "checkpoint"])))
+            over.append((begin, begin + 25, chance.choice(["eval", "checkpoint", "profile"])))
     paint("idle", 30)
     log.stop((origin + len(canvas)) / 1e6)
     for begin, end, name in over:

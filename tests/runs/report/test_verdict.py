@@ -72,6 +72,15 @@ def test_the_next_step_is_of_the_largest_loss(monkeypatch: pytest.MonkeyPatch) -
     assert verdict.next_steps[0].text == "export JAX_COMPILATION_CACHE_DIR=~/.cache/jax"
 
 
+def test_the_time_of_one_process_is_not_called_the_wall_clock_of_the_job() -> None:
+    """A report has the start-up, too, and the restarts: other totals than the logger's."""
+    wall = {"train": 1.0, "compile": 9.0}
+    seen = run_verdict("runs/a", SUMMARY, ON_V5P, wall=wall, profile={}, is_of_process=True)
+    assert "largest loss: compilation, 90.0% of the process, 9 s" in seen.sentence
+    assert seen.losses[0].of == "process"
+    assert seen.next_steps[0].text == judged(wall).next_steps[0].text
+
+
 def test_advice_is_what_this_run_can_follow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

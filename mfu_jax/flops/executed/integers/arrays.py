@@ -14,10 +14,12 @@ from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, Hl
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.integers.values import Compute, Value, elements_of, make_value, wrap_of
 
+_ArrayRule = Callable[[HloComputation, HloInstruction, Shape], Compute | None]
 
-def _index(dims: tuple[int, ...]) -> np.ndarray:
-    """An array of these dimensions, of its elements' flat positions."""
-    return np.arange(math.prod(dims)).reshape(dims)
+
+def _index(dims: tuple[int, ...], first: int = 0) -> np.ndarray:
+    """An array of these dimensions, of its elements' flat positions, counted from `first`."""
+    return np.arange(first, first + math.prod(dims)).reshape(dims)
 
 
 def _first_block(index: np.ndarray, sizes: tuple[int, ...]) -> list[int]:
@@ -26,36 +28,60 @@ def _first_block(index: np.ndarray, sizes: tuple[int, ...]) -> list[int]:
     return positions
 
 
-def _taken(index: np.ndarray) -> Compute:
-    """Picks the elements at fixed positions of the only operand."""
-    positions = index.ravel().tolist()
+def _laid_out(layout: Callable[..., np.ndarray]) -> _ArrayRule:
+    """A rule that picks the result's elements from those of all operands.
 
-    def compute(values: Sequence[Value]) -> Value:
-        elements = elements_of(values[0])
-        return make_value([elements[p] for p in positions]) if elements else None
+    Args:
+        layout: lays out arrays. It is called once, with the instruction, the result's shape, and
+            arrays of numbers in place of the operands: their elements, numbered consecutively.
+    """
 
-    return compute
+    def rule(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+        shapes = computation.operand_shapes(i)
+        firsts = itertools.accumulate((s.size for s in shapes), initial=0)
+        indices = [_index(s.dims, first) for s, first in zip(shapes, firsts, strict=False)]
+        positions = layout(i, shape, *indices).ravel().tolist()
+
+        def compute(values: Sequence[Value]) -> Value:
+            rows = [elements_of(value) for value in values]
+            if not all(rows):
+                return None
+            elements = rows[0] if len(rows) == 1 else [*itertools.chain(*rows)]
+            return make_value([elements[p] for p in positions])
+
+        return compute
+
+    return rule
 
 
-def _broadcast(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+def _broadcast(i: HloInstruction, shape: Shape, index: np.ndarray) -> np.ndarray:
     dims = i.integers("dimensions")
-    index = _index(computation.operand(i, 0).shape.dims).transpose(np.argsort(dims))
     others = [dim for dim in range(len(shape.dims)) if dim not in dims]
-    return _taken(np.broadcast_to(np.expand_dims(index, others), shape.dims))
+    ordered = np.expand_dims(index.transpose(np.argsort(dims)), others)
+    return np.broadcast_to(ordered, shape.dims)
 
 
-def _transpose(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    index = _index(computation.operand(i, 0).shape.dims)
-    return _taken(index.transpose(i.integers("dimensions")))
+def _slice(i: HloInstruction, shape: Shape, index: np.ndarray) -> np.ndarray:
+    return index[tuple(slice(r.start, r.stop, r.step) for r in i.kept_ranges())]
 
 
-def _reverse(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    return _taken(np.flip(_index(shape.dims), i.integers("dimensions")))
+def _concatenate(i: HloInstruction, shape: Shape, *parts: np.ndarray) -> np.ndarray:
+    (dim,) = i.integers("dimensions")
+    return np.concatenate(parts, dim)
 
 
-def _slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    kept = tuple(slice(r.start, r.stop, r.step) for r in i.kept_ranges())
-    return _taken(_index(computation.operand(i, 0).shape.dims)[kept])
+def _pad(i: HloInstruction, shape: Shape, index: np.ndarray, filler: np.ndarray) -> np.ndarray:
+    """How TPU programs concatenate: they add arrays that are padded on different sides."""
+    result = np.full(shape.dims, filler)
+    padding = [tuple(map(int, part.split("_"))) for part in i.attribute("padding").split("x")]
+    kept, places = [], []
+    for n, size, (low, _, *interior) in zip(index.shape, shape.dims, padding, strict=True):
+        at = low + np.arange(n) * (1 + sum(interior))
+        is_inside = (at >= 0) & (at < size)  # negative padding cuts elements off
+        kept.append(np.flatnonzero(is_inside))
+        places.append(at[is_inside])
+    result[np.ix_(*places)] = index[np.ix_(*kept)]
+    return result
 
 
 def _iota(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
@@ -110,59 +136,13 @@ def _dynamic_update_slice(computation: HloComputation, i: HloInstruction, shape:
     return compute
 
 
-def _concatenate(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    (dim,) = i.integers("dimensions")
-    # Elements of each operand that are contiguous in the result.
-    runs = [math.prod(s.dims[dim:]) for s in computation.operand_shapes(i)]
-
-    def compute(values: Sequence[Value]) -> Value:
-        rows = [elements_of(value) for value in values]
-        if not all(rows):
-            return None
-        return make_value(
-            [
-                element
-                for block in range(math.prod(shape.dims[:dim]))
-                for row, run in zip(rows, runs, strict=True)
-                for element in row[block * run : (block + 1) * run]
-            ]
-        )
-
-    return compute
-
-
-def _pad(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
-    """How TPU programs concatenate: they add arrays that are padded on different sides."""
-    padding = [tuple(map(int, part.split("_"))) for part in i.attribute("padding").split("x")]
-    dims = computation.operand(i, 0).shape.dims
-    # The flat position of each element of the operand; None where negative padding cuts it off.
-    ranges = []
-    for n, (low, _, *interior) in zip(dims, padding, strict=True):
-        ranges.append(range(low, low + n * (apart := 1 + sum(interior)), apart))
-    index = _index(shape.dims)
-    positions = [
-        int(index[at]) if all(0 <= p < n for p, n in zip(at, shape.dims, strict=True)) else None
-        for at in itertools.product(*ranges)
-    ]
-
-    def compute(values: Sequence[Value]) -> Value:
-        elements, filler = elements_of(values[0]), values[1]
-        if not elements or not isinstance(filler, int):
-            return None
-        result = [filler] * shape.size
-        for position, element in zip(positions, elements, strict=True):
-            if position is not None:
-                result[position] = element
-        return make_value(result)
-
-    return compute
-
-
 def _prefix(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
     """A TPU's ``bitcast`` to fewer elements of one dimension: the first ones of its memory."""
     source = computation.operand(i, 0).shape
     is_prefix = len(shape.dims) == len(source.dims) == 1 and shape.dtype == source.dtype
-    return _taken(_index(shape.dims)) if is_prefix and shape.size < source.size else None
+    if not is_prefix or shape.size >= source.size:
+        return None
+    return _laid_out(lambda i, shape, index: index[: shape.size])(computation, i, shape)
 
 
 def _allocated(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
@@ -172,16 +152,16 @@ def _allocated(computation: HloComputation, i: HloInstruction, shape: Shape) -> 
     return lambda values: make_value([0] * shape.size)
 
 
-LAYOUTS: dict[str, Callable[[HloComputation, HloInstruction, Shape], Compute | None]] = {
-    "broadcast": _broadcast,
-    "transpose": _transpose,
-    "reverse": _reverse,
-    "slice": _slice,
+LAYOUTS: dict[str, _ArrayRule] = {
+    "broadcast": _laid_out(_broadcast),
+    "transpose": _laid_out(lambda i, _, index: index.transpose(i.integers("dimensions"))),
+    "reverse": _laid_out(lambda i, _, index: np.flip(index, i.integers("dimensions"))),
+    "slice": _laid_out(_slice),
+    "concatenate": _laid_out(_concatenate),
+    "pad": _laid_out(_pad),
     "iota": _iota,
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,
-    "concatenate": _concatenate,
-    "pad": _pad,
     "bitcast": _prefix,
     "custom-call": _allocated,
 }

@@ -133,13 +133,17 @@ def pallas_cost(
     if kernel and (bounds or "splash" in name):
         # The grid may cover only a mask's blocks; the body appears twice, masked and unmasked.
         all_pairs = _of_first_dtype(all_pairs, flops_of_all_pairs(eqn, kernel))
+    return _counted(name, exact, all_pairs)
+
+
+def _counted(name: str, run: _KernelPrograms, unskipped: Counter[str]) -> PallasCost:
     return PallasCost(
         name=name,
-        flops=exact.flops,
-        needed=exact.needed,
-        unskipped=all_pairs,
-        unknown=tuple(sorted(exact.unknown)),
-        bounds=tuple(sorted(exact.bounds if exact.flops else ())),
+        flops=run.flops,
+        needed=run.needed,
+        unskipped=unskipped,
+        unknown=tuple(sorted(run.unknown)),
+        bounds=tuple(sorted(run.bounds if run.flops else ())),
     )
 
 
@@ -178,37 +182,26 @@ def mesh_kernel_cost(
         trip_count: iterations of a while loop, given its operands.
         attention: which attention kernel it is; None if it is not one.
     """
-    ran: Counter[str] = Counter()
-    exact: Counter[str] = Counter()
-    unskipped: Counter[str] = Counter()
-    unknown: set[str] = set()
-    bounds: set[str] = set()
+    exact, unskipped = (_KernelPrograms((), (), trip_count, skips=skips) for skips in (True, False))
     bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
     for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
         grid = tuple(mesh.values())
-        for skips, total in ((True, exact), (False, unskipped)):
-            run = _KernelPrograms(grid, tuple(range(len(grid))), trip_count, skips=skips)
+        for total in (exact, unskipped):
+            axes = tuple(range(len(grid)))
+            run = _KernelPrograms(grid, axes, trip_count, skips=total.skips)
             run.named = {name: run.position(axis) for axis, name in enumerate(mesh)}
             run.overhangs = copies_parts(jaxpr)
             run.scoped(jaxpr, operands, np.ones(grid, np.int64))
-            total.update(run.needed)
-            if skips:
-                ran.update(run.flops)
-                unknown |= run.unknown
-                bounds |= run.bounds
-    name = str(eqn.params.get("name") or "kernel")
+            total.flops.update(run.flops)
+            total.needed.update(run.needed)
+            total.unknown |= run.unknown
+            total.bounds |= run.bounds
+    name, all_pairs = str(eqn.params.get("name") or "kernel"), unskipped.needed
     if attention:
-        unskipped = _of_first_dtype(unskipped, flops_of_all_pairs(eqn, attention))
-    if unknown and (grouped := grouped_on_gpu(eqn, lengths)):
-        return _estimated(name, exact, *grouped)
-    return PallasCost(
-        name=name,
-        flops=ran,
-        needed=exact,
-        unskipped=unskipped,
-        unknown=tuple(sorted(unknown)),
-        bounds=tuple(sorted(bounds if ran else ())),
-    )
+        all_pairs = _of_first_dtype(all_pairs, flops_of_all_pairs(eqn, attention))
+    if exact.unknown and (grouped := grouped_on_gpu(eqn, lengths)):
+        return _estimated(name, exact.needed, *grouped)
+    return _counted(name, exact, all_pairs)
 
 
 @dataclass

@@ -26,19 +26,16 @@ from .row_moves import moved, sum_of_copies
 
 _MATRICES = ("wi_0", "wi_1", "wo")
 # How `shard_map` receives the experts' weights: split over experts and hidden width, else gathered.
+_INS_AND_OUTS = {"wi_0": (None, "tensor"), "wi_1": (None, "tensor"), "wo": ("tensor", None)}
 _WEIGHT_SPECS = {
-    "wi_0": PartitionSpec("expert", None, "tensor"),
-    "wi_1": PartitionSpec("expert", None, "tensor"),
-    "wo": PartitionSpec("expert", "tensor", None),
-    "wi_0/lora_a": PartitionSpec("expert", None, None),
-    "wi_0/lora_b": PartitionSpec("expert", None, "tensor"),
-    "wi_1/lora_a": PartitionSpec("expert", None, None),
-    "wi_1/lora_b": PartitionSpec("expert", None, "tensor"),
-    "wo/lora_a": PartitionSpec("expert", "tensor", None),
-    "wo/lora_b": PartitionSpec("expert", None, None),
-    "wi_0_bias": PartitionSpec("expert", "tensor"),
-    "wi_1_bias": PartitionSpec("expert", "tensor"),
-    "wo_bias": PartitionSpec("expert", None),
+    f"{name}{part}": PartitionSpec("expert", *axes)
+    for name, (ins, outs) in _INS_AND_OUTS.items()
+    for part, axes in {
+        "": (ins, outs),
+        "/lora_a": (ins, None),
+        "/lora_b": (None, outs),
+        "_bias": (outs,),
+    }.items()
 }
 
 

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
@@ -26,54 +27,22 @@ from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
+from mfu_jax.util.yaml_files import read_mapping
 
 _MOST_BYTES = 2**20
-_GROUPS = ("mesh", "remat_tensors", "splash", "optimizer", "other_flags")
-_SINGLE = ("remat_policy", "attention", "dtype", "quantization", "scan_layers")
-_REQUIRED = ("model_name", "per_device_batch_size", "max_target_length", "hardware")
+_TABLES = read_mapping(Path(__file__).with_name("measured_runs.yml"))
+_GROUPS, _SINGLE, _REQUIRED = (_TABLES[key] for key in ("groups", "single", "required"))
+FIXED: Mapping[str, str] = _TABLES["fixed"]
+DEFAULT_MODEL: Mapping[str, Any] = _TABLES["default_model"]
+DEFAULT_STEP: Mapping[str, str] = _TABLES["default_step"]
 _MISSING = (None, "")
 _MODEL_KEYS = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
-# Keys of a run that its program does not depend on, or that are read by name.
-_KNOWN = (
-    *("topology", "device_type", "chips", "jax_devices", "num_slices", "xla_flags", "env"),
-    *("id", "source", "framework", "framework_commit_or_image", "benchmark_config_name"),
-    *("non_program_flags", "notes", "inferred", "derived", "spec_quality", "throughput_unit"),
-    *("first_published_commit", "config_match", "config_at_publication"),
-    *("step_time_seconds", "tflops_per_sec_per_device", "tokens_per_sec_per_device"),
-)
 # What a run may leave out although it decides much of a step's time.
 REMAT_POLICY, ATTENTION_BLOCKS = "remat_policy", "sa_block sizes"
 EXPERT_TILES = "tiles of the experts' matmuls"
 _MATTERS = 0.2  # of the step: then the plan is 25% above a run with the best settings
 _MEASURED = "_printed"
 _WORTH_SAYING = 0.05  # of the peak
-# Keys that a plan sets itself, and those that need the run's own data and cluster.
-FIXED = {
-    "dataset_type": "synthetic",
-    "enable_checkpointing": "false",
-    "steps": "3",
-    "log_config": "false",
-}
-# The model of MaxText's base.yml, called "default" in its recipes.
-DEFAULT_MODEL: Mapping[str, Any] = {
-    "decoder_block": "llama2",
-    "base_emb_dim": 2048,
-    "base_num_query_heads": 16,
-    "base_num_kv_heads": 16,
-    "base_mlp_dim": 7168,
-    "base_num_decoder_layers": 16,
-    "head_dim": 128,
-    "vocab_size": 32000,
-    "mlp_activations": ["silu", "linear"],
-    "logits_via_embedding": False,
-}
-_DEFAULT_LENGTH = 2048  # of MaxText's base.yml
-# What a config for MaxText may leave out.
-DEFAULT_STEP: Mapping[str, str] = {
-    "model_name": "default",
-    "per_device_batch_size": "12",
-    "max_target_length": str(_DEFAULT_LENGTH),
-}
 _ALSO_SETTINGS = ("num_vocab_tiling",)  # beside sizes and the mesh
 # Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
 # targets' one-hot rows to its backward pass in float32, and gets the logits' gradient in float32.
@@ -192,8 +161,8 @@ def _with_defaults(
         added["model_name"] = "default"
         notes.append("no model_name: MaxText's default model with the run's sizes is planned")
     if run.get("max_target_length") in _MISSING:
-        added["max_target_length"] = _DEFAULT_LENGTH
-        notes.append(f"no max_target_length: MaxText's default, {_DEFAULT_LENGTH}, is planned")
+        added["max_target_length"] = length = int(DEFAULT_STEP["max_target_length"])
+        notes.append(f"no max_target_length: MaxText's default, {length}, is planned")
     if given.get("remat_policy") in _MISSING:
         left_out.append(REMAT_POLICY)
         notes.append("no remat_policy: MaxText's default, full, is planned")
@@ -282,7 +251,7 @@ def _not_followed(run: Mapping[str, Any], words: Sequence[str]) -> tuple[str, ..
     unknown = [
         str(key)
         for key in run
-        if key not in (*_GROUPS, *_SINGLE, *_REQUIRED, *_KNOWN)
+        if key not in (*_GROUPS, *_SINGLE, *_REQUIRED, *_TABLES["known"])
         and not _is_setting(str(key))
         and not str(key).endswith(_MEASURED)
     ]

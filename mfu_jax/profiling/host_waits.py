@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
+from mfu_jax.profiling.attribution.step_times import measure
 from mfu_jax.profiling.join.ops import DeviceWork, Join
 from mfu_jax.profiling.join.programs import open_traces
 from mfu_jax.profiling.timeline.time_attribution import summed
@@ -30,7 +30,8 @@ def read_collective_times(path: Path) -> dict[str, tuple[float, float]]:
         return {}
     times = {}
     for file, name in _names(files).items():  # one at a time: a trace may take gigabytes
-        measured = _measure(file)
+        devices, library = open_traces([file])
+        measured = measure(devices, Join(library))
         kinds = summed((op.op.work, op.seconds) for op in measured.ops)
         times[name] = measured.step_seconds, kinds.get(DeviceWork.COMMUNICATION, 0.0)
     return times if any(seconds for _, seconds in times.values()) else {}
@@ -41,9 +42,3 @@ def _names(files: Sequence[Path]) -> dict[Path, str]:
     short = [file.name.partition(".")[0] for file in files]
     is_unique = len(set(short)) == len(short)
     return {f: name if is_unique else f.name for f, name in zip(files, short, strict=True)}
-
-
-def _measure(file: Path) -> MeasuredStep:
-    """The times of one host's devices."""
-    devices, library = open_traces([file])
-    return measure(devices, Join(library))

@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _ABOVE_PACKAGE = Path(__file__).parents[2]
+_POLL_SECONDS = 0.5
 
 
 def child_environment(**variables: str) -> dict[str, str]:
@@ -24,28 +26,39 @@ def child_environment(**variables: str) -> dict[str, str]:
 
 
 def run_logged(
-    command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    seconds: float,
+    *,
+    output: Path | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> int | None:
-    """Runs a command, whose output goes to a file, and ends it with all that it started.
+    """Runs a command, whose output goes to files, and ends it with all that it started.
 
     Args:
         command: what to run.
         environment: its variables.
         log: for what it says.
         seconds: wall-clock limit.
+        output: for its stdout, if that is not in the log.
+        is_late: asked twice a second; True ends the command.
 
     Returns:
         Its exit code; None: it took too long.
     """
+    ends = time.monotonic() + seconds
     with (
-        log.open("ab") as stream,
+        log.open("ab") as errors,
+        (output or log).open("ab") as said,
         subprocess.Popen(
-            command, env=dict(environment), stdout=stream, stderr=stream, start_new_session=True
+            command, env=dict(environment), stdout=said, stderr=errors, start_new_session=True
         ) as child,
     ):
         try:
-            return child.wait(seconds if seconds < 1e9 else None)
-        except subprocess.TimeoutExpired:
+            while (left := ends - time.monotonic()) > 0 and not is_late():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return child.wait(min(left, _POLL_SECONDS))
             return None
         finally:
             with contextlib.suppress(ProcessLookupError):

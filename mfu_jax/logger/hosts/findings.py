@@ -389,7 +389,7 @@ def _changes(view: HostsView, before: HostsView) -> list[str]:
     named = [str(slow) for slow in view.slow if _who(slow) not in told]
     notes = named[:_MOST_NAMED]
     if len(named) > _MOST_NAMED:
-        notes.append(f"{len(named) - _MOST_NAMED} more processes are slow")
+        notes.append(f"slow, too: {len(named) - _MOST_NAMED} more")
     recovered = {process for process, _ in told} - {slow.process for slow in view.suspects}
     notes += [f"process {process} is no longer slow" for process in sorted(recovered)[:_MOST_NAMED]]
     if lost := [process for process in view.missing if process not in before.missing]:

@@ -13,7 +13,7 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink, register_sink
-from mfu_jax.util.formatting import Paper, loss_text, percent, readable
+from mfu_jax.util.formatting import Paper, counted, loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
 
 LINES = ("auto", "maxtext", "short")
@@ -234,7 +234,7 @@ def format_window(scalars: Mapping[str, float]) -> str:
     )
     rate = scalars.get("rolling/per_device_tflops_per_sec")
     return (
-        f"last {scalars['rolling/steps']} measured steps: {seconds}; means: "
+        f"last {counted(int(scalars['rolling/steps']), 'measured step')}: {seconds}; means: "
         f"TFLOP/s/device: {'n/a' if rate is None else readable(rate)}, "
         f"MFU: {percent(scalars.get('rolling/mfu'))}, HFU: {percent(scalars.get('rolling/hfu'))}"
     )

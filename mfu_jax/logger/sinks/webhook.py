@@ -15,7 +15,7 @@ from mfu_jax.errors import UserError, one_line
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import Summary, fall_of
 from mfu_jax.logger.sinks.base import Sink, register_sink
-from mfu_jax.util.formatting import percent
+from mfu_jax.util.formatting import counted, percent
 
 _log = logging.getLogger("mfu_jax")
 
@@ -82,7 +82,7 @@ class WebhookSink(Sink):
     def write_summary(self, summary: Summary) -> None:
         if not self._has_failed:
             verdict = f": {summary.verdict.sentence}" if summary.verdict else ""
-            self._post(f"done after {summary.steps} measured steps{verdict}")
+            self._post(f"done after {counted(summary.steps, 'measured step')}{verdict}")
 
     def _post(self, text: str) -> None:
         content = json.dumps({"text": f"{self._run}: {text}" if self._run else text}).encode()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,11 @@ from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.child_process import MEMORY
-from mfu_jax.planning.compilation.scheduled_text import dump_flags, read_scheduled
-from mfu_jax.planning.compilation.watched_child import run_watched
+from mfu_jax.planning.compilation.scheduled_text import dump_flags, is_scheduled, read_scheduled
 from mfu_jax.planning.targets import Target, target_config
-from mfu_jax.util.child_process import child_environment
+from mfu_jax.util.child_process import child_environment, run_logged
 
+_STAGES = ("tracing", "compiling", "writing")  # progress that a child prints
 # Without these, libtpu looks for attached TPUs and their metadata server.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -152,14 +154,18 @@ def compile_program(
         asked = Path(folder, "request.json")
         asked.write_text(json.dumps(request_json(request)), encoding="utf-8")
         command = [request.python, "-m", request.module, str(asked), str(out)]
-        code, log = run_watched(
+        stages = _Stages(Path(folder, "stages"), dumps, limits, progress)
+        file = Path(folder, "log")
+        code = run_logged(
             command,
             _environment(request, limits, dumps),
-            seconds=limits.seconds,
-            code_seconds=limits.code_seconds,
-            dumps=dumps,
-            progress=progress,
+            file,
+            limits.seconds,
+            output=stages.path,
+            is_late=stages.is_late,
         )
+        stages.report()
+        log = file.read_text(encoding="utf-8", errors="replace")
         if code == 0 and out.exists():
             return Compiled(load(out))
         scheduled = read_scheduled(dumps)
@@ -168,6 +174,32 @@ def compile_program(
         if scheduled:
             return Compiled(scheduled, (_why_no_code(code, log, limits),), has_code=False)
         return _raise(request, code, log, limits)
+
+
+class _Stages:
+    """How far a compiling child process is."""
+
+    def __init__(
+        self, path: Path, dumps: Path, limits: Limits, progress: Callable[[str], None]
+    ) -> None:
+        self.path, self._dumps = path, dumps
+        self._code_seconds, self._progress = limits.code_seconds, progress
+        self._reported, self._ends = 0, math.inf
+
+    def is_late(self) -> bool:
+        """Reports what is new; True once the machine code of a scheduled program takes too long."""
+        self.report()
+        if self._ends == math.inf and is_scheduled(self._dumps):
+            self._progress("machine code")
+            self._ends = time.monotonic() + self._code_seconds
+        return time.monotonic() >= self._ends
+
+    def report(self) -> None:
+        """Reports the stages that the child has printed since."""
+        printed = [word for word in self.path.read_text("utf-8").split() if word in _STAGES]
+        for word in printed[self._reported :]:
+            self._progress(word)
+        self._reported = len(printed)
 
 
 def _why_no_code(code: int | None, log: str, limits: Limits) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -190,7 +191,17 @@ def _table(result: TuneResult) -> list[str]:
         *(f"  {line}" for line in columns(rows, "<<>>>><", width=COLUMNS - 2)),
         *[f"  … and {rest} more; --json has all"] * (rest > 0),
         *["  *: no other needs less memory and is faster"] * any(t.pareto for t in result.rows),
-        *(f"  {differences(start, t.values)}: {note}" for note, t in why.items()),
+        *(
+            line
+            for note, t in why.items()
+            for line in textwrap.wrap(
+                f"{differences(start, t.values)}: {note}",
+                COLUMNS,
+                initial_indent="  ",
+                subsequent_indent="    ",
+                break_long_words=False,
+            )
+        ),
     ]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from mfu_jax.profiling.report.comparison import Comparison, TimeChange
-from mfu_jax.util.formatting import columns, percent, readable, seconds_text, short
+from mfu_jax.util.formatting import MOST_COLUMNS, columns, percent, readable, seconds_text, short
 
 
 def render_comparison(comparison: Comparison, *, top: int = 15) -> str:
@@ -61,10 +62,16 @@ def sums(by_name: dict[str, float], top: int) -> Iterator[tuple[str, str]]:
 def changes_table(
     changes: Sequence[TimeChange], top: int, times: tuple[str, str] = ("before", "after")
 ) -> list[str]:
-    """A table of ops; `times` names its two columns of seconds."""
-    head = ("scope", "phase", "op", *times, "change", "GFLOP", "MB", "why")
+    """A table of ops, below each what it is and why; `times` names its two columns of seconds."""
     shown = changes[: top or None]
-    lines = columns([head, *map(_cells, shown)], "<<<>>>>><")
+    head = ("scope", "phase", *times, "change")
+    details = iter([["    op: why; GFLOP, MB"], *map(_details, shown)])
+    lines: list[str] = []
+    for line in columns([head, *map(_cells, shown)], "<<>>>", width=MOST_COLUMNS):
+        if lines and not line.startswith(" "):  # the row before ends here
+            lines += next(details)
+        lines.append(line)
+    lines += next(details)
     if len(shown) < len(changes):
         rest = sum(change.seconds for change in changes[len(shown) :])
         lines.append(f"and {len(changes) - len(shown)} more, {signed(rest)}; top=0 shows all")
@@ -73,16 +80,20 @@ def changes_table(
 
 def _cells(change: TimeChange) -> tuple[str, ...]:
     return (
-        short(change.scope),
+        short(change.scope) or "(no scope)",
         change.phase,
-        short(change.op or change.kind),
         seconds_text(change.before),
         seconds_text(change.after),
         signed(change.seconds),
-        pair(change.flops, 1e9),
-        pair(change.hbm_bytes, 1e6),
-        ", ".join(f"{why} {signed(seconds)}" for why, seconds in change.why.items()),
     )
+
+
+def _details(change: TimeChange) -> list[str]:
+    why = ", ".join(f"{why} {signed(seconds)}" for why, seconds in change.why.items())
+    work = {"GFLOP": pair(change.flops, 1e9), "MB": pair(change.hbm_bytes, 1e6)}
+    known = ", ".join(f"{text} {unit}" for unit, text in work.items() if text != "-")
+    text = f"{short(change.op or change.kind)}: {'; '.join(filter(None, (why, known)))}"
+    return textwrap.wrap(text, MOST_COLUMNS, initial_indent="    ", subsequent_indent="      ")
 
 
 def pair(numbers: tuple[int, int], unit: float) -> str:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from mfu_jax.profiling.breakdown.program_times import ProgramTime
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
-from mfu_jax.util.formatting import columns, percent, printable, seconds_text, short
+from mfu_jax.util.formatting import MOST_COLUMNS, columns, percent, printable, seconds_text, short
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
     from mfu_jax.profiling.report.plan_gap import PlanGap
-
-_WIDTH = 100
 
 
 def render(
@@ -64,7 +62,7 @@ def _head(profile: Profile) -> str:
     for line in profile.beyond:
         share = f"{line.flops / executed:.2%} of executed"
         lines.append(("beyond executed", f"{line.label}: {line.flops:,} FLOPs a step, {share}"))
-    return "\n".join(columns(lines, "<", width=_WIDTH, fold=1))
+    return "\n".join(columns(lines, "<", width=MOST_COLUMNS, fold=1))
 
 
 def _waterfall(bars: Sequence[Bar]) -> list[str]:
@@ -74,7 +72,7 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
     names = [*(f"- {printable(bar.name)}" for bar in bars[:-1]), f"= {bars[-1].name}"]
     for name, bar in zip(names, bars, strict=True):
         rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", bar.largest))
-    return columns(rows, "<>><", width=_WIDTH, fold=3)
+    return columns(rows, "<>><", width=MOST_COLUMNS, fold=3)
 
 
 def _program(program: ProgramTime) -> list[str]:
@@ -84,13 +82,13 @@ def _program(program: ProgramTime) -> list[str]:
 
 def _advice(profile: Profile) -> list[str]:
     if not profile.advice:
-        return textwrap.wrap(f"advice: {profile.no_advice}", _WIDTH, break_on_hyphens=False)
+        return textwrap.wrap(f"advice: {profile.no_advice}", MOST_COLUMNS, break_on_hyphens=False)
     lines = ["advice, the largest gain first; gains do not add up"]
     for advice in profile.advice:
         lines.append(f"{advice.cause}: {profile.gain_of(advice)}")
         lines.append(f"  do: {advice.remedy}")
         text = printable(advice.evidence)
-        lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(text, MOST_COLUMNS, initial_indent="  ", subsequent_indent="  ")
     return lines
 
 
@@ -98,7 +96,7 @@ def _table(kind: str, rows: Sequence[TableRow], top: int) -> list[str]:
     shown = rows[:top] if top else rows
     head = (f"by {kind}", *(column.title for column in COLUMNS), "bound")
     cells = [head, *(_cells(row) for row in shown)]
-    lines = columns(cells, "<>>>>>>>><")
+    lines = columns(cells, "<>>>>>>>><", width=MOST_COLUMNS)
     if len(shown) < len(rows):
         rest = sum(row.seconds for row in rows[len(shown) :])
         lines.append(f"and {len(rows) - len(shown)} more, {seconds_text(rest)}; top=0 shows all")

@@ -20,9 +20,10 @@ from typing import Any
 from mfu_jax.logger.run_log.events import DATA_WAIT, QUIET_SECONDS, VERSION, alive_seconds
 from mfu_jax.runs.metrics.run_files import run_logs
 from mfu_jax.storage.addresses import Address
+from mfu_jax.util.formatting import counted
 
 _BACK = "went back"
-# In one block: enough to be added quickly, few enough to be alike.
+# In one block: enough for a mean wait, few enough to be alike.
 _MOST_STEPS = 256
 # A kill takes the steps that were not yet written together.
 _UNWRITTEN_SECONDS = 0.5
@@ -216,7 +217,7 @@ class _LogReader:
             self._seen(modified)
         self._finish()
         if self._broken:
-            self.notes.append(f"{self._name}: {self._broken} broken lines were left out")
+            self.notes.append(f"{self._name}: left out {counted(self._broken, 'broken line')}")
 
     def _take(self, values: dict[str, Any]) -> None:
         event = values["e"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -177,25 +177,22 @@ class WallClockAttribution:
                 left.appendleft((category, most))
 
     def _spend(self, end: int, category: str) -> None:
-        """Adds the time until `end`, day by day."""
-        while self._now < end:
-            day = self._now // DAY
-            stop = min(end, (day + 1) * DAY)
-            self.times[day][category] += stop - self._now
-            self._now = stop
+        """Adds the time until `end`."""
+        add_time(self.times, category, self._now, end)
+        self._now = max(self._now, end)
 
 
-def add_down(times: Times, begin: int, end: int) -> None:
-    """Adds the time between two processes, day by day."""
+def add_time(times: Times, category: str, begin: int, end: int) -> None:
+    """Adds the time from `begin` to `end`, day by day; none if that is not later."""
     while begin < end:
         stop = min(end, (begin // DAY + 1) * DAY)
-        times[begin // DAY]["down"] += stop - begin
+        times[begin // DAY][category] += stop - begin
         begin = stop
 
 
-def in_seconds(times: Times) -> dict[str, float]:
-    """Category → seconds of all days together, every category among them."""
-    return {name: sum(day[name] for day in times.values()) / 1e6 for name in CATEGORIES}
+def in_seconds(days: Collection[Mapping[str, int]]) -> dict[str, float]:
+    """Category → seconds of some days together, every category among them."""
+    return {name: sum(day.get(name, 0) for day in days) / 1e6 for name in CATEGORIES}
 
 
 def _overlays(placed: AttemptOnRunClock) -> list[_Overlay]:

@@ -1,7 +1,7 @@
 """Where a run's wall clock went over all restarts: the result of `read_run`.
 
-Adding a category: `CATEGORIES` and `MEANING` here, `attribution` beside it (`_PAUSES`, if it is a
-pause), `ml_goodput.NAMES`, the table in docs/goodput.md; ``python -m tests.campaigns.kills --kind
+Adding a category: `MEANING` here, `attribution` beside it (`_PAUSES`, if it is a pause),
+`ml_goodput.NAMES`, the table in docs/goodput.md; ``python -m tests.campaigns.kills --kind
 loop --kills 5`` checks it against the truth of tests/campaigns/kills/truth.py.
 """
 
@@ -9,25 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-CATEGORIES = (
-    "train",
-    "compile",
-    "data_wait",
-    "eval",
-    "checkpoint",
-    "restore",
-    "startup",
-    "lost_steps",
-    "down",
-    "slow_steps",
-    "idle",
-    "count",
-    "calibrate",
-    "profile",
-    "other",
-)
-"""Every moment from the first process start to the last event is in exactly one of these."""
 
 MEANING: Mapping[str, str] = {
     "train": "steps that counted, up to the median step time",
@@ -46,6 +27,8 @@ MEANING: Mapping[str, str] = {
     "profile": "steps were traced for a profile, and the trace was written",
     "other": "pauses by other names",
 }
+CATEGORIES = tuple(MEANING)
+"""Every moment from the first process start to the last event is in exactly one of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +121,11 @@ class RunTime:
     steps: int
     mfu: float | None
     hfu: float | None
-    goodput: float | None
-    effective_mfu: float | None
-    wall_seconds: float | None
+    goodput: float | None = None
+    effective_mfu: float | None = None
+    wall_seconds: float | None = None
     restarts: int | None
-    lost_steps: int | None
+    lost_steps: int | None = None
     median_seconds: float | None
     time: Mapping[str, float]
     attempts: Sequence[Attempt] = ()

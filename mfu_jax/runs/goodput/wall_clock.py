@@ -17,12 +17,11 @@ from mfu_jax.runs.goodput.attribution import (
     AttemptOnRunClock,
     Times,
     WallClockAttribution,
-    add_down,
+    add_time,
     in_seconds,
     no_times,
 )
 from mfu_jax.runs.goodput.run_time import (
-    CATEGORIES,
     Attempt,
     RunTime,
     TimeSlice,
@@ -120,7 +119,7 @@ class _Process:
         ]
         self._down = no_times()
         for before, after in zip(self.placed, self.placed[1:], strict=False):
-            add_down(self._down, before.end, after.start)
+            add_time(self._down, "down", before.end, after.start)
 
     def run_time(self, path: str, notes: list[str], processes: dict[int, _Process]) -> RunTime:
         """The result, for this process."""
@@ -150,14 +149,13 @@ class _Process:
 
     def time(self) -> dict[str, float]:
         """Seconds by category."""
-        return in_seconds(self._total())
+        return in_seconds(self._total().values())
 
     def _days(self, mfu: float | None) -> Iterable[TimeSlice]:
         total = self._total()
-        for day in sorted(total):
+        for day, spent in sorted(total.items()):
             name = datetime.datetime.fromtimestamp(day * DAY / 1e6, datetime.UTC).date()
-            spent = {category: total[day][category] / 1e6 for category in CATEGORIES}
-            yield TimeSlice(name=name.isoformat(), time=spent, mfu=mfu)
+            yield TimeSlice(name=name.isoformat(), time=in_seconds([spent]), mfu=mfu)
 
     def _total(self) -> Times:
         total = no_times()
@@ -276,7 +274,7 @@ def _median(placed: Sequence[AttemptOnRunClock]) -> int:
 
 def _attempt(placed: AttemptOnRunClock, times: Times) -> Attempt:
     attempt = placed.attempt
-    spent = in_seconds(times)
+    spent = in_seconds(times.values())
     del spent["down"]
     return Attempt(
         process=attempt.process,
@@ -303,11 +301,7 @@ def of_metrics(run: MetricsRun) -> RunTime:
         steps=len(set(run.steps.numbers)),
         mfu=summary.mfu,
         hfu=summary.hfu,
-        goodput=None,
-        effective_mfu=None,
-        wall_seconds=None,
         restarts=run.restarts,
-        lost_steps=None,
         median_seconds=summary.median_seconds,
         time={"train": trained},
         notes=("no run log lies beside the file: wall clock and goodput are not known",),

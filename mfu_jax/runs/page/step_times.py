@@ -51,7 +51,7 @@ def step_times(run: RunData) -> Iterator[Markup]:
     total = sum(outlier.over for outlier in found)
     beyond = f"{counted(len(found), 'outlier')}: {seconds_text(total)} beyond it"
     text = (
-        f"{len(values):,} measured steps, median {seconds_text(median)}; "
+        f"{counted(len(values), 'measured step')}, median {seconds_text(median)}; "
         f"{beyond if found else 'no outlier'}."
     )
     chart = histogram("measured steps", bins(values), x_title="step time", x_text=seconds_text)

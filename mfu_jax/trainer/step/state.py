@@ -88,7 +88,13 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         UserError: a kernel does not support this platform or dtype, the layers cannot be split as
             the mesh requires, or ``remat_policy=auto`` meets a device of unknown memory.
     """
-    platform = mesh.devices.flat[0].platform
+    device = mesh.devices.flat[0]
+    platform = device.platform
+    if config.grouped_matmul == "kernel" and platform != "tpu":
+        raise UserError(
+            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}",
+            hint="leave it at auto",
+        )
     spec = model_spec(config)
     is_split = dict(mesh.shape)["context"] > 1
     try:
@@ -101,12 +107,8 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
-    config = config.replace(
-        attention=attention,
-        grouped_matmul=_grouped_matmul(config, platform),
-        norm_gradients=_norm_gradients(config, mesh.devices.flat[0]),
-        logits_columns=_logits_columns(config, platform),
-    )
+    chosen = {k: v for k, v in _automatic(config, device).items() if getattr(config, k) == "auto"}
+    config = config.replace(attention=attention, **chosen)
     if config.remat_policy == "auto":
         free = _FILLED * _memory_bytes(mesh) - state_bytes_per_device(config)
         policy = chosen_policy(config, mesh, free, _split_model)
@@ -136,16 +138,19 @@ def _split_model(config: Config) -> tuple[Any, Any]:
     return nnx.graphdef(model), nnx.state(model, nnx.Param)
 
 
-def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
-    """The implementation that multiplies dropless experts' rows on a platform."""
-    if config.grouped_matmul == "kernel" and platform != "tpu":
-        raise UserError(
-            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}",
-            hint="leave it at auto",
-        )
-    if config.grouped_matmul == "auto":
-        return "kernel" if platform == "tpu" else "xla"
-    return config.grouped_matmul
+def _automatic(config: Config, device: jax.Device) -> dict[str, str]:
+    """What ``auto`` of these keys stands for on a device: what pays there.
+
+    That the backward pass of a norm waits for its whole input pays on TPU v5p and v6e where a
+    matmul is in front of it, and costs on TPU7x; rows from experts are gathered.
+    """
+    on_tpu, is_gpu = device.platform == "tpu", device.platform in ("gpu", "cuda")
+    norms_wait = on_tpu and config.num_experts <= 1 and device.device_kind.startswith("TPU v")
+    return {
+        "grouped_matmul": "kernel" if on_tpu else "xla",
+        "norm_gradients": "whole" if norms_wait else "fused",
+        "logits_columns": "padded" if is_gpu else "exact",  # they fill its tensor cores
+    }
 
 
 def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
@@ -160,26 +165,6 @@ def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
     stages = config.pipeline * config.dcn_pipeline_parallelism
     pays = platform == "tpu" and stages == 1 and computes_again(config, "mlpwi_0")
     return "first" if pays else "xla"
-
-
-def _norm_gradients(config: Config, device: jax.Device) -> Literal["whole", "fused"]:
-    """Whether the backward pass of a norm waits for its whole input on a device.
-
-    It pays on TPU v5p and v6e where a matmul is in front of it, and costs on TPU7x; rows from
-    experts are gathered.
-    """
-    if config.norm_gradients != "auto":
-        return config.norm_gradients
-    is_dense = config.num_experts <= 1
-    pays = device.platform == "tpu" and is_dense and device.device_kind.startswith("TPU v")
-    return "whole" if pays else "fused"
-
-
-def _logits_columns(config: Config, platform: str) -> Literal["padded", "exact"]:
-    """Whether the head also multiplies columns that fill a GPU's tensor cores."""
-    if config.logits_columns != "auto":
-        return config.logits_columns
-    return "padded" if platform in ("gpu", "cuda") else "exact"
 
 
 def _ring(config: Config) -> str:

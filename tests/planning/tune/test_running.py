@@ -207,7 +207,9 @@ def test_a_trial_that_the_budget_cut_off_is_not_repeated_until_there_is_more_tim
         finally:
             evidence.close()
 
-    assert "cut off by the budget, after 35 s" in render_tune(again(45))
+    text = render_tune(again(45))
+    assert "cut off by the budget, after 35 s" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
     again(30)
     assert [point for _, point in machine.tried] == [slow[1]] != [slow[0]]
     again(1000)

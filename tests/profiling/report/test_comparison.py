@@ -12,6 +12,7 @@ from mfu_jax import cli
 from mfu_jax.dumps import ModelFlops, ProgramDump, write
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.profiling.report.comparison import Comparison, TimeChange, compare
+from mfu_jax.profiling.report.comparison_text import changes_table
 from tests.support import accelerator_traces
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane
@@ -101,6 +102,18 @@ def test_ops_are_joined_whatever_their_numbers(comparison: Comparison) -> None:
     assert norm.hbm_bytes == (2 * 2 * 512 * 1024, 2 * 2 * 1024 * 1024)
     assert (extra.before, extra.runs) == (0, (0, 1))
     assert next(iter(changes)) == "mlp"
+
+
+def test_rows_fit_a_terminal_and_say_all(comparison: Comparison) -> None:
+    mlp = changes_of(comparison)["mlp"]
+    scope = "decoder/layers/self_attention/query_projection/einsum/mlp"
+    lines = changes_table([replace(mlp, scope=scope, op="a_kernel_of_a_long_name" * 2)], 0)
+    assert max(map(len, lines)) <= 100
+    text = " ".join(" ".join(lines).split())
+    assert "30.000 µs 50.000 µs +20.000 µs" in text
+    assert "more work +30.000 µs, faster kernel -10.000 µs; 2.147 → 4.295 GFLOP, " in text
+    assert "".join(text.split()).count("a_kernel_of_a_long_name") == 2
+    assert scope in "".join(text.split())
 
 
 def test_backwards_the_new_op_is_gone(folders: tuple[Path, Path]) -> None:

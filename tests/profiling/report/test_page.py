@@ -165,6 +165,14 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", terminal)
 
 
+def test_tables_of_long_names_fit_a_terminal(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, traces.host(), kernels([f"kernel_{'long' * 50}"]))
+    terminal = render(profile, by=["scope", "op", "kernel"])
+    tables = terminal[terminal.index("by scope") :].partition("\n\nnote: ")[0].splitlines()
+    assert max(map(len, tables)) <= 100
+    assert "kernel_" + "long" * 10 in "".join(terminal.split())
+
+
 @pytest.mark.full
 def test_ten_thousand_ops_are_a_small_page(tmp_path: Path) -> None:
     names = [f"kernel_{i}_{'long' * 50}" for i in range(10_000)]

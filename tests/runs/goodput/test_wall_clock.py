@@ -139,7 +139,7 @@ def test_a_killed_line_costs_itself(tmp_path: Path, log: WrittenLog) -> None:
     torn = read_run(tmp_path, now=LATER)
     assert torn.time == whole.time
     # One that is being written is torn, too; in version 1, such a line is rewritten.
-    note = "metrics.jsonl.journal.0.jsonl: 1 broken lines were left out"
+    note = "metrics.jsonl.journal.0.jsonl: left out 1 broken line"
     assert torn.notes == ((note,) if log.version == 1 else ())
 
 

@@ -435,8 +435,8 @@ def olmo_hybrid(c: Fields) -> ModelConfig:
 
 @model_type("zamba")
 def zamba(c: Fields) -> ModelConfig:
-    """Mamba-1, and one shared block in every n-th layer."""
-    width = c.size("hidden_size")
+    """Mamba-1, and one block in every n-th layer: shared, as transformers ties embeddings."""
+    width, layers = c.size("hidden_size"), c.size("num_hidden_layers")
     period, offset = c.size("attn_layer_period"), c.size("attn_layer_offset", zero=True)
 
     def hybrid(i: int) -> bool:
@@ -444,8 +444,8 @@ def zamba(c: Fields) -> ModelConfig:
 
     return _zamba(
         c,
-        [HYBRID if hybrid(i) else "mamba" for i in range(c.size("num_hidden_layers"))],
-        shared_blocks=1,
+        [HYBRID if hybrid(i) else "mamba" for i in range(layers)],
+        shared_blocks=1 if c.flag("tie_word_embeddings", default=True) else layers,
         head_dim=c.size("attention_head_dim", 2 * width // c.size("num_attention_heads")),
     )
 
@@ -453,6 +453,8 @@ def zamba(c: Fields) -> ModelConfig:
 @model_type("zamba2")
 def zamba2(c: Fields) -> ModelConfig:
     """Mamba-2, and shared blocks in the layers listed as hybrid, each with adapters."""
+    if not c.flag("tie_word_embeddings", default=True):  # each has then the adapters of all
+        c.fail("tie_word_embeddings", "expected true: else transformers shares no block, either")
     width = c.size("hidden_size")
     hybrids = {6, 12, 18, 24, 30, 36, 42, 47, 51}
     return _zamba(
@@ -469,8 +471,6 @@ def zamba2(c: Fields) -> ModelConfig:
 
 def _zamba(c: Fields, default: list[str], **values: Any) -> ModelConfig:
     """What both have in common, with the file's list of layers or else `default`."""
-    if not c.flag("tie_word_embeddings", default=True):
-        c.fail("tie_word_embeddings", "expected true: else transformers shares no block, either")
     given = c.list_of(str, "layers_block_type")
     kinds = checked_length(c, "layers_block_type", default if given is None else given)
     query_heads = c.size("num_attention_heads")

@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.control_flow.evaluation import Evaluation, StepLimitError
 from mfu_jax.flops.executed.control_flow.loops import Loop, LoopRun, stated_trip_count
@@ -65,22 +65,6 @@ class ResolvedCall(NamedTuple):
     callees: Sequence[tuple[Node, int]]
     is_choice: bool = False
     reason: str = ""
-
-
-class CallSite(Protocol):
-    @property
-    def reads(self) -> Iterable[int]:
-        """The registers that `resolve` reads."""
-
-    @property
-    def is_joint(self) -> bool:
-        """Whether devices exchange integers in what it runs."""
-
-    def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
-        """What the instruction runs, given the registers of its computation's scalars.
-
-        If they hold the values of all devices, it is what `device` runs.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,85 +124,98 @@ class Callee:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainCall:
+class CallSite:
+    """A call whose callees depend on integers of its computation.
+
+    Attributes:
+        instruction: the call.
+        callees: what it runs.
+    """
+
     instruction: HloInstruction
     callees: list[Callee]
 
     @property
     def reads(self) -> Iterable[int]:
+        """The registers that `resolve` reads."""
         return [i for callee in self.callees for i in callee.at]
 
     @property
     def is_joint(self) -> bool:
+        """Whether devices exchange integers in what it runs."""
         return any(callee.sites.is_joint for callee in self.callees)
 
     def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
+        """What the instruction runs, given the registers of its computation's scalars.
+
+        If they hold the values of all devices, it is what `device` runs.
+        """
         nodes = [(callee.node(values, device), 1) for callee in self.callees]
         return ResolvedCall(self.instruction, nodes)
 
 
 @dataclass(frozen=True, slots=True)
-class BranchCall:
-    instruction: HloInstruction
+class BranchCall(CallSite):
+    """A conditional, whose callees are its branches."""
+
     chosen_by: HloInstruction
     register: int
-    branches: list[Callee]
 
     @property
     def reads(self) -> Iterable[int]:
-        return [self.register, *(i for branch in self.branches for i in branch.at)]
-
-    @property
-    def is_joint(self) -> bool:
-        return any(branch.sites.is_joint for branch in self.branches)
+        return [self.register, *(i for branch in self.callees for i in branch.at)]
 
     def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
         choices = values[self.register]
         chosen = self._branch(of_device(choices, device))
         if chosen is None:
-            nodes = [(branch.node(values, device), 1) for branch in self.branches]
+            nodes = [(branch.node(values, device), 1) for branch in self.callees]
             return ResolvedCall(self.instruction, nodes, is_choice=True)
-        if isinstance(choices, ByDevice) and self.branches[chosen].sites.is_joint:
+        if isinstance(choices, ByDevice) and self.callees[chosen].sites.is_joint:
             taken = enumerate(map(self._branch, choices.values))
             values = list(among(values, {other for other, branch in taken if branch == chosen}))
-        return ResolvedCall(self.instruction, [(self.branches[chosen].node(values, device), 1)])
+        return ResolvedCall(self.instruction, [(self.callees[chosen].node(values, device), 1)])
 
     def _branch(self, choice: Value) -> int | None:
-        return branch_index(self.chosen_by, len(self.branches), choice)
+        return branch_index(self.chosen_by, len(self.callees), choice)
 
 
 @dataclass(frozen=True, slots=True)
-class LoopCall:
-    instruction: HloInstruction
+class LoopCall(CallSite):
+    """A loop, whose callees are its body and its condition; they read its state."""
+
     loop: Loop
-    reads: list[int]  # the state before the loop
-    body: Callee
-    condition: Callee
+    state: list[int]  # registers of the state before the loop
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return self.state
 
     @property
     def is_joint(self) -> bool:
-        inside = self.body.sites.is_joint or self.condition.sites.is_joint
+        inside = any(callee.sites.is_joint for callee in self.callees)
         return inside or self.loop.is_joint
 
     def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
-        initial = tuple([values[register] for register in self.reads])
+        initial = tuple([values[register] for register in self.state])
         if device is not None and self.is_joint:
             return self._resolved(self.loop.run_jointly(initial)[device], device)
         initial = tuple([of_device(value, device) for value in initial])
-        if not (self.body.at or self.condition.at):
+        body, condition = self.callees
+        if not (body.at or condition.at):
             trips = self.loop.count(initial)
             if trips is not None:
-                callees = [(self.body.node((), None), trips)]
-                callees.append((self.condition.node((), None), trips + 1))
+                callees = [(body.node((), None), trips), (condition.node((), None), trips + 1)]
                 return ResolvedCall(self.instruction, callees)
         return self._resolved(self.loop.run(initial), None)
 
     def _resolved(self, run: LoopRun, device: int | None) -> ResolvedCall:
         times: Counter[Node] = Counter()
+        body, condition = self.callees
         for state, runs in run.states.items():
-            times[self.body.node(state, device)] += runs
-            times[self.condition.node(state, device)] += runs
-        times[self.condition.node(run.final, device)] += 1
+            times[body.node(state, device)] += runs
+            times[condition.node(state, device)] += runs
+        times[condition.node(run.final, device)] += 1
         reason = run.reason if run.trips is None else ""
         return ResolvedCall(self.instruction, list(times.items()), reason=reason)
 
@@ -322,16 +319,16 @@ class CallGraph:
             loop = self.loop(call, wanted)
             state = computation.operand(call, 0)
             starts = [scalars.register(state, path) for path in loop.paths]
-            body, condition = (
+            callees = [
                 Callee(name, sites, [loop.at[parameter.path] for parameter in sites.needs])
                 for name, sites in called
-            )
-            return LoopCall(call, loop, starts, body, condition)
+            ]
+            return LoopCall(call, callees, loop, starts)
         if call.opcode == "conditional":
             chosen_by = computation.operand(call, 0)
             branches = [callee(name, 1 + i) for i, name in enumerate(call.callees)]
-            return BranchCall(call, chosen_by, scalars.register(chosen_by), branches)
-        return PlainCall(call, [callee(name) for name in call.callees])
+            return BranchCall(call, branches, chosen_by, scalars.register(chosen_by))
+        return CallSite(call, [callee(name) for name in call.callees])
 
     def loop(self, instruction: HloInstruction, wanted: tuple[TuplePath, ...]) -> Loop:
         """The part of a ``while`` that the wanted paths of its state depend on; made once."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.text import ELIDED
+from mfu_jax.flops.executed.hlo.text import ELIDED, ELLIPSIS
+from mfu_jax.flops.executed.integers.instructions import constant_text
 from mfu_jax.flops.executed.integers.values import Value, constant_value
 
 if TYPE_CHECKING:
@@ -64,11 +65,6 @@ class Evaluation:
 
     def constant(self, computation: HloComputation, instruction: HloInstruction) -> Value:
         """The value of a constant, even if the program's text elides it."""
-        text = instruction.operand_text
-        if "..." in text:
-            full = self.full_module()
-            if full and computation.name in full.computations:
-                written = full[computation.name].instructions.get(instruction.name)
-                text = written.operand_text if written else text
-            self.elided |= "..." in text
+        text = constant_text(self.full_module, computation, instruction)
+        self.elided |= ELLIPSIS in text
         return constant_value(text, instruction.shape)

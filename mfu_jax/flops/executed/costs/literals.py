@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.text import ELLIPSIS
 from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
-from mfu_jax.flops.executed.integers.instructions import compile_instruction
+from mfu_jax.flops.executed.integers.instructions import compile_instruction, constant_text
 from mfu_jax.flops.executed.integers.values import (
     Value,
     constant_value,
@@ -20,12 +21,11 @@ _LARGEST = 1 << 20  # elements of a table
 
 
 class _Evaluated(NamedTuple):
-    """A value; its frame, so that no other one gets the same `id`; what it needed."""
+    """A value, whether it depends on the device, and whether on a constant that is not written."""
 
-    frame: Frame
-    value: Value
-    reads_device: bool
-    elided: bool
+    value: Value = None
+    reads_device: bool = False
+    elided: bool = False
 
 
 class Literals:
@@ -46,8 +46,8 @@ class Literals:
         self.elided = False
         self.by_device: set[int] = set()
         self._device = 0
-        self._reads_device = False
-        self._values: dict[tuple[int, str, int], _Evaluated] = {}
+        # With the frame, so that no other one gets the same `id`.
+        self._values: dict[tuple[int, str, int], tuple[Frame, _Evaluated]] = {}
 
     def choose(self, device: int) -> None:
         """Chooses the device whose tables are read, if devices have different ones."""
@@ -63,47 +63,35 @@ class Literals:
         number: XLA writes a table of equal elements as a broadcast, one of positions as an iota.
         """
         frame = self.dataflow.frame_of(computation)
-        self._reads_device = False
         try:
-            frame, source, path = self.dataflow.follow(
-                frame, computation.operand(instruction, index)
-            )
+            operand = computation.operand(instruction, index)
+            frame, source, path = self.dataflow.follow(frame, operand)
             if path:
                 return None
-            if text := self._constant(frame, source):
-                return text
-            elements = elements_of(self._value(frame, source))
+            if source.opcode == "constant":
+                text = constant_text(self.full_module, frame.computation, source)
+                self.elided |= ELLIPSIS in text
+                return text if text and ELLIPSIS not in text else None
+            found = self._value(frame, source)
         except UnknownValueError:
             return None
-        if self._reads_device:
+        self.elided |= found.elided
+        if found.reads_device:
             self.by_device.add(index)
-        return ", ".join(map(str, elements)) or None
+        return ", ".join(map(str, elements_of(found.value))) or None
 
     def on_each_device(self, frame: Frame, instruction: HloInstruction) -> list[int] | None:
         """A scalar's value on each device; None if it depends on data."""
         numbers: list[int] = []
         for device in range(self.dataflow.module.header_int("num_partitions")):
             self.choose(device)
-            value = self._value(frame, instruction)
+            value = self._value(frame, instruction).value
             if not isinstance(value, int):
                 return None
             numbers.append(value)
         return numbers
 
-    def _constant(self, frame: Frame, source: HloInstruction) -> str | None:
-        if source.opcode != "constant":
-            return None
-        if "..." not in source.operand_text:
-            return source.operand_text
-        full = self.full_module()
-        if full is not None and frame.computation.name in full.computations:
-            written = full[frame.computation.name].instructions.get(source.name)
-            if written and "..." not in written.operand_text:
-                return written.operand_text
-        self.elided = True
-        return None
-
-    def _value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Value:
+    def _value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> _Evaluated:
         """An instruction's result on the chosen device; None if it depends on data.
 
         Raises:
@@ -111,29 +99,18 @@ class Literals:
         """
         key = (id(frame), instruction.name, self._device)
         if key not in self._values:
-            facts = self._reads_device, self.elided
-            self._reads_device = self.elided = False
-            try:
-                value = self._computed(frame, instruction, depth)
-                self._values[key] = _Evaluated(frame, value, self._reads_device, self.elided)
-            finally:
-                self._reads_device |= facts[0]
-                self.elided |= facts[1]
-        known = self._values[key]
-        self._reads_device |= known.reads_device
-        self.elided |= known.elided
-        return known.value
+            self._values[key] = frame, self._computed(frame, instruction, depth)
+        return self._values[key][1]
 
-    def _computed(self, frame: Frame, instruction: HloInstruction, depth: int) -> Value:
+    def _computed(self, frame: Frame, instruction: HloInstruction, depth: int) -> _Evaluated:
         frame, source, path = self.dataflow.follow(frame, instruction)
         if path or depth > MAX_DEPTH or not is_small_integer(source.shape, _LARGEST):
-            return None
+            return _Evaluated()
         if source.opcode == "partition-id":
-            self._reads_device = True
-            return self._device
+            return _Evaluated(self._device, reads_device=True)
         if source.opcode == "constant":
-            text = self._constant(frame, source)
-            return constant_value(text, source.shape) if text else None
+            text = constant_text(self.full_module, frame.computation, source)
+            return _Evaluated(constant_value(text, source.shape), elided=ELLIPSIS in text)
         if source.opcode == "iota":  # its error comes before that of a damaged text's operands
             source.one_integer("iota_dimension", below=len(source.shape.dims))
         compute = compile_instruction(
@@ -145,7 +122,13 @@ class Literals:
             largest=_LARGEST,
         )
         if compute is None:
-            return None
-        operands = [frame.computation[name] for name in source.operands]
-        values = [self._value(frame, operand, depth + 1) for operand in operands]
-        return None if None in values else compute(values)
+            return _Evaluated()
+        operands = [
+            self._value(frame, frame.computation[name], depth + 1) for name in source.operands
+        ]
+        values = [operand.value for operand in operands]
+        return _Evaluated(
+            None if None in values else compute(values),
+            reads_device=any(operand.reads_device for operand in operands),
+            elided=any(operand.elided for operand in operands),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.text import ELLIPSIS
 from mfu_jax.flops.executed.hlo.value_refs import Frame, TuplePath, UnknownValueError, ValueRef
 
 MAX_DEPTH = 100
@@ -151,7 +152,7 @@ def _is_same(one: ValueRef, other: ValueRef) -> bool:
     if one.instruction is other.instruction:
         return one.frame is other.frame and one.path == other.path
     constants = [source for _, source, _ in (one, other) if source.opcode == "constant"]
-    if len(constants) < 2 or "..." in constants[0].operand_text:
+    if len(constants) < 2 or ELLIPSIS in constants[0].operand_text:
         return False
     first, second = constants
     return first.shape == second.shape and first.operand_text == second.operand_text

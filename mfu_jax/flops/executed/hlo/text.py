@@ -22,6 +22,7 @@ class HloParseError(UserError):
         self.reason, self.line, self.number = reason, line, number
 
 
+ELLIPSIS = "..."  # in place of a large constant's elements
 ELIDED = (
     "a constant that this text leaves out, constant({...}): count the compiled program, or a dump "
     "of it (mfu_jax.dump, mfu-jax dump)"

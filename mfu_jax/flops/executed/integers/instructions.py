@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.executed.hlo.text import ELLIPSIS
 from mfu_jax.flops.executed.integers.arithmetic import (
     ARITHMETIC,
     BITWISE,
@@ -88,6 +91,25 @@ def _compile(
     if opcode == "reduce":
         return reduction(module, computation, instruction, shape)
     return None
+
+
+def constant_text(
+    full_module: Callable[[], HloModule | None],
+    computation: HloComputation,
+    constant: HloInstruction,
+) -> str:
+    """The text of a constant's value; with an `ELLIPSIS` if it is written nowhere.
+
+    Args:
+        full_module: returns the program with its large constants written out, or None.
+        computation: the computation that the constant is in.
+        constant: the constant.
+    """
+    text = constant.operand_text
+    if ELLIPSIS in text and (full := full_module()) and computation.name in full.computations:
+        written = full[computation.name].instructions.get(constant.name)
+        text = written.operand_text if written else text
+    return text
 
 
 def branch_index(chosen_by: HloInstruction, branches: int, value: Value) -> int | None:

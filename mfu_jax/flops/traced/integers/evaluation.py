@@ -215,7 +215,7 @@ class IntegerEvaluator:
         Raises:
             TooLongError: there is a `visit`, but not all iterations can be evaluated.
         """
-        test = self.needs.while_condition(loop)
+        test = self.needs.of(loop.condition, [0])
         need = self.needs.while_body(loop, wanted, decides=visit is not None)
         fixed, consts, start = loop.split(operands)
         carry = dict(enumerate(start))

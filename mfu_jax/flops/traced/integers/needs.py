@@ -92,19 +92,13 @@ class Needs:
         """The need of a scan's body; the carry entries that it reads are also wanted."""
         return self.loop_body(scan.body, scan.consts, scan.carries, wanted, decides=decides)
 
-    def while_condition(self, loop: While) -> Need:
-        """The need of a while loop's condition."""
-        return self.of(loop.condition, [0])
-
     def while_body(self, loop: While, wanted: Iterable[int], *, decides: bool) -> Need:
         """The need of a while loop's body; what the condition reads is also wanted."""
-        tested = {i - loop.cond_consts for i in self._condition_inputs(loop, decides)}
+        condition = self.of(loop.condition, [0], decides=decides)
+        tested = {i - loop.cond_consts for i in condition.inputs}
         carries = len(loop.body.invars) - loop.body_consts
         wanted = {*wanted, *(i for i in tested if i >= 0)}
         return self.loop_body(loop.body, loop.body_consts, carries, wanted, decides=decides)
-
-    def _condition_inputs(self, loop: While, decides: bool) -> frozenset[int]:
-        return self.of(loop.condition, [0], decides=decides).inputs
 
     def loop_body(
         self, body: Any, consts: int, carries: int, wanted: Iterable[int], *, decides: bool
@@ -156,14 +150,7 @@ class Needs:
         inner = inner_of(eqn)
         if inner is None or isinstance(inner, Shards):
             return []
-        if isinstance(inner, Branches):
-            return [self.of(branch, results, decides=decides) for branch in inner.branches]
-        if isinstance(inner, Scan):
-            return [self.scan_body(inner, results, decides=decides)]
-        if isinstance(inner, While):
-            body = self.while_body(inner, results, decides=decides)
-            return [body, self.of(inner.condition, [0], decides=decides)]
-        return [self.of(inner.jaxpr, results, decides=decides)]
+        return self._run_by(inner, results, decides)
 
     def _operands(self, eqn: Any, results: Sequence[int]) -> Iterable[int]:
         """Indices of the operands that the given results of an equation depend on."""
@@ -190,28 +177,31 @@ class Needs:
         return self.of(jaxprs[0], decides=True).inputs
 
     def _inner(self, inner: Inner, results: Sequence[int], decides: bool) -> Iterable[int]:
+        """Indices of the operands that results of what an equation runs depend on."""
+        needs = self._run_by(inner, results, decides)
         if isinstance(inner, Branches):
-            return self._cond(inner, results, decides)
+            return {0, *(i + 1 for need in needs for i in need.inputs)}
+        body = needs[0]
         if isinstance(inner, Scan):
-            return self._scan(inner, results, decides)
+            carried = {i + inner.consts for i in body.wanted if i < inner.carries}
+            return {*body.inputs, *carried}
         if isinstance(inner, While):
-            return self._while(inner, results, decides)
-        return self.of(inner.jaxpr, results, decides=decides).inputs
+            start = inner.cond_consts
+            tested = {i for i in needs[1].inputs if i < start}
+            carried = {i + start + inner.body_consts for i in body.wanted}
+            return {*tested, *(i + start for i in body.inputs), *carried}
+        return body.inputs
 
-    def _cond(self, inner: Branches, results: Sequence[int], decides: bool) -> set[int]:
-        inputs = (self.of(b, results, decides=decides).inputs for b in inner.branches)
-        return {0, *(i + 1 for indices in inputs for i in indices)}
-
-    def _scan(self, scan: Scan, results: Sequence[int], decides: bool) -> set[int]:
-        need = self.scan_body(scan, results, decides=decides)
-        carried = {i + scan.consts for i in need.wanted if i < scan.carries}
-        return {*need.inputs, *carried}
-
-    def _while(self, loop: While, results: Sequence[int], decides: bool) -> set[int]:
-        need = self.while_body(loop, results, decides=decides)
-        tested = {i for i in self._condition_inputs(loop, decides) if i < loop.cond_consts}
-        carried = {i + loop.cond_consts + loop.body_consts for i in need.wanted}
-        return {*tested, *(i + loop.cond_consts for i in need.inputs), *carried}
+    def _run_by(self, inner: Inner, results: Sequence[int], decides: bool) -> list[Need]:
+        """The needs of the jaxprs that an equation runs; of a loop, the body's first."""
+        if isinstance(inner, Branches):
+            return [self.of(branch, results, decides=decides) for branch in inner.branches]
+        if isinstance(inner, Scan):
+            return [self.scan_body(inner, results, decides=decides)]
+        if isinstance(inner, While):
+            body = self.while_body(inner, results, decides=decides)
+            return [body, self.of(inner.condition, [0], decides=decides)]
+        return [self.of(inner.jaxpr, results, decides=decides)]
 
 
 def _can_be_known(atom: Any) -> bool:

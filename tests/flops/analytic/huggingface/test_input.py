@@ -391,7 +391,7 @@ def test_a_nested_field_may_have_any_name() -> None:
         ("dots3_note_text", "per_layer_config", {"2": {"v_head_dim": 64}}),  # nor all of them
         ("ernie4_5_vl_moe_text", "moe_intermediate_size", [1536]),
         ("diffusion_gemma", "tie_word_embeddings", False),
-        ("zamba", "tie_word_embeddings", False),
+        ("zamba2", "tie_word_embeddings", False),
     ],
 )
 def test_what_contradicts_the_layers_of_a_type_is_an_error(

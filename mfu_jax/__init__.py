@@ -34,7 +34,7 @@ _PUBLIC = {
 }
 
 # modules that are public themselves
-_MODULES = ("dumps", "flags", "hardware")
+_MODULES = ("conventions", "dumps", "flags", "hardware", "kernels", "sinks")
 
 __all__ = [
     "MetricLogger",

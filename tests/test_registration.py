@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import mfu_jax
 from mfu_jax.flops.analytic.architectures.families import FAMILIES
 from mfu_jax.flops.analytic.huggingface import decoder_table
 from mfu_jax.logger.sinks.base import OURS
@@ -102,3 +103,11 @@ def test_every_sink_is_imported_when_it_is_asked_for_by_name() -> None:
         "print(*(name for name in OURS if find_sink(name)))"
     )
     assert found == set(registered)
+
+
+@pytest.mark.parametrize(
+    "name", ["conventions.register_convention", "kernels.register_kernel", "sinks.register_sink"]
+)
+def test_what_pages_register_with_needs_no_import_of_its_module(name: str) -> None:
+    module, function = name.split(".")
+    assert callable(getattr(mfu_jax.__getattr__(module), function))  # as before any import of it

@@ -238,7 +238,7 @@ class ProgramAnalysis:
             devices=f"{self.devices} × {self.device.device_kind}",
             peaks=self.peaks,
             model=model,
-            model_details="" if model is None else f"{model.convention}; {model.how}",
+            model_details="" if model is None else "; ".join({model.convention: 0, model.how: 0}),
             tokens_per_device=self._tokens,
             flops_by_dtype=self._flops_by_dtype,
             metrics=metrics,

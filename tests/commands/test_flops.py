@@ -83,8 +83,19 @@ def test_an_override_without_effect_is_a_warning_and_a_note(capsys):
     assert main(["flops", "llama2-7b", "capacity_factor=2", "num_kv_heads=32", "--json"]) == 0
     captured = capsys.readouterr()
     (note,) = json.loads(captured.out)["notes"]
-    assert note.startswith("capacity_factor=2 changes nothing")
+    assert note.startswith("capacity_factor=2 changes nothing: ")
     assert captured.err == f"mfu-jax flops: warning: {note}\n"
+
+
+def test_a_window_whose_size_decides_is_not_said_to_be_no_part_of_the_model(capsys):
+    """With 256 keys at most, a sequence of 2,048 has S·W − W²/2 of its S²/2 pairs."""
+    window = ["sliding_window_size=256", "attention_type=local_sliding"]
+    count = run_json(capsys, "llama2-7b", "max_target_length=2048", *window)
+    every = run_json(capsys, "llama2-7b", "max_target_length=2048")
+    kept = count["attention_tflops"] / every["attention_tflops"]
+    assert kept == pytest.approx((2048 * 256 - 256**2 / 2) / (2048**2 / 2), rel=1e-12)
+    (note,) = count["notes"]
+    assert "no such part" not in note
 
 
 def test_the_table_names_components_and_conventions(capsys):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mfu_jax.flops.executed.hlo.replica_groups import groups_along
 from mfu_jax.flops.executed.records import InstructionRecord
 
 _PERMUTATION = "collective-permute"
@@ -114,9 +115,6 @@ def _groups_of(mesh: tuple[tuple[str, int], ...]) -> list[tuple[tuple[str, ...],
     for count in range(1, len(sizes) + 1):
         for names in itertools.combinations(sizes, count):
             chosen = [list(sizes).index(name) for name in names]
-            others = [axis for axis in range(ids.ndim) if axis not in chosen]
-            rows = ids.transpose(others + chosen).reshape(
-                -1, math.prod(sizes[name] for name in names)
-            )
-            found.append((names, frozenset(frozenset(row) for row in rows.tolist())))
+            rows = groups_along(ids, chosen).tolist()
+            found.append((names, frozenset(map(frozenset, rows))))
     return found

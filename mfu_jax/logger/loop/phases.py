@@ -16,7 +16,6 @@ the previous one has ended.
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -30,11 +29,9 @@ from mfu_jax.logger.loop.spans import Span, means_of
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from mfu_jax.logger.records.summary import PhaseTotals
 from mfu_jax.logger.timing.readiness import PhaseEnds, end_marker
-from mfu_jax.util.failsafe import Boundary, Once, failsafe
+from mfu_jax.util.failsafe import Boundary, failsafe
 
-_log = logging.getLogger("mfu_jax")
-
-# Most phases that wait for their step; a loop that records no step must not fill the memory.
+# Most phases that wait for their step: a loop that records none must not fill the memory.
 _MOST_PHASES = 10_000
 
 _RATES = ("per_device_tflops", "per_device_tflops_per_sec", "mfu", "hfu")
@@ -143,7 +140,6 @@ class PhaseBook:
         self._open: dict[type[Span], Any] = {}
         self._last = _PhaseEdge()
         self._closed: deque[Phase] = deque(maxlen=_MOST_PHASES)
-        self._is_first = Once()
         self._ends: PhaseEnds | None = None
 
     def phase(self, name: str, cost: StepCost | None) -> Phase:
@@ -172,15 +168,6 @@ class PhaseBook:
 
     def closed(self, phase: Phase, ended: _PhaseEdge) -> _PhaseEdge:
         """Called when a phase is left; returns when the one before it ended."""
-        if len(self._closed) == self._closed.maxlen and self._is_first():
-            _log.warning(
-                "%d phases since the last recorded step, now %r; the oldest are left out; expected "
-                "a step around them\n"
-                "hint: usually no step is recorded; put `with logger.step():` around "
-                "the phases of one step",
-                _MOST_PHASES,
-                phase.name,
-            )
         self.leave(phase)
         self._closed.append(phase)
         self.has_phases = True

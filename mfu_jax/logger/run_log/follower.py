@@ -48,7 +48,7 @@ LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
 POISON_ATTEMPTS = 5
 
 # What a sink gets besides records: the method, and the event's fields that are its arguments.
-_TEXTS = {
+TEXTS = {
     events.SETUP: ("write_setup", "values", "texts"),
     events.TEXT: ("write_text", "tag", "text"),
     events.ALARM: ("write_alarm", "text"),
@@ -125,8 +125,7 @@ class Follower:
 
     def put(self, items: Sequence[Any]) -> None:
         """Takes what the log has got; returns at once. The log holds its lock."""
-        taken = [item for item in items if self._takes(item)]
-        self._queue.extend(taken)
+        self._queue.extend(items)
         while len(self._queue) > MOST_ITEMS:
             item = self._queue.popleft()
             if isinstance(item, Event):
@@ -135,7 +134,7 @@ class Follower:
                 self._misses = True
             else:
                 self.lost["too far behind"] += self._wants(item)
-        if (taken and self._is_asleep) or len(self._queue) >= MANY_ITEMS:
+        if (items and self._is_asleep) or len(self._queue) >= MANY_ITEMS:
             self._wake.set()
 
     def settle(self, *, is_last: bool = False) -> threading.Event:
@@ -335,17 +334,13 @@ class Follower:
         if not self._is_abandoned:
             del self._batch[:count]
 
-    def _takes(self, item: Any) -> bool:
-        """Whether an item of the log is for the sink: of events, only texts are."""
-        return not isinstance(item, Event) or item.kind in _TEXTS
-
     def _tell(self, happened: Sequence[Event]) -> None:
         for event in happened:
             self._tell_text(event)
         self._advance(len(happened))
 
     def _tell_text(self, event: Event) -> None:
-        method, *fields = _TEXTS[event.kind]
+        method, *fields = TEXTS[event.kind]
         self._call(method, *(event.values[field] for field in fields))
 
     def _call(self, method: str, *arguments: Any, of: Any = None) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event, Moment
-from mfu_jax.logger.run_log.follower import Follower
+from mfu_jax.logger.run_log.follower import TEXTS, Follower
 from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
@@ -121,8 +121,9 @@ class RunLog:
                 for number, item in enumerate(items, self._length)
             ]
             self._length += len(items)
+            told = [i for i in numbered if not isinstance(i, Event) or i.kind in TEXTS]
             for follower in self._followers:
-                follower.put(numbered)
+                follower.put(numbered if follower is self._writer else told)
 
     def event(self, kind: str, at: Moment | None = None, /, **values: Any) -> None:
         """Appends an event, by default of now."""

@@ -114,9 +114,6 @@ class LogWriter(Follower):
         super()._flush()
         self._call("flush", of=self._events_file)
 
-    def _takes(self, item: Any) -> bool:
-        return True
-
     def _tell(self, happened: Sequence[Event]) -> None:
         try:
             fsync_seconds = getattr(self._sink, "fsync_seconds", -1.0)

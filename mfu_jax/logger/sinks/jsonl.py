@@ -45,7 +45,7 @@ class JsonlSink(AppendOnlySink):
     def _prepare(self, resume_from_step: int) -> None:
         self.metrics_file = self._target.place
         self._names = UniqueNames(self.setting, reserved=RECORD_FIELDS)
-        self._form: tuple[tuple[str, ...], list[str]] = (), []
+        self._form: tuple[tuple[str, ...], str] = (), ""
         super()._prepare(resume_from_step)
 
     def _resume(self, step: int) -> None:
@@ -82,17 +82,15 @@ class JsonlSink(AppendOnlySink):
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"step {record.step} cannot be JSON: {error}") from error
 
-    def _filled(self, record: StepRecord, row: Sequence[float]) -> str:
+    def _filled(self, record: StepRecord, row: tuple[float, ...]) -> str:
         """The line of a plain record, which usually differs from the last one only in numbers."""
         key = (record.kind, *record.scalars)
         if key != self._form[0]:
-            kind = f', "kind": {_ENCODER.encode(record.kind)}, "unix_seconds": '
-            names = self._names.of(record.scalars)
-            heads = ['{"step": ', kind, *(f", {_ENCODER.encode(name)}: " for name in names)]
-            self._form = key, [part for head in heads for part in (head, "")]
-        parts = self._form[1].copy()
-        parts[1::2] = map(repr, row)
-        return "".join(parts) + "}\n"
+            words = record.kind, "unix_seconds", *self._names.of(record.scalars)
+            kind, *names = (_ENCODER.encode(word).replace("%", "%%") for word in words)
+            cells = "".join(f", {name}: %r" for name in names)
+            self._form = key, f'{{"step": %r, "kind": {kind}{cells}}}\n'
+        return self._form[1] % row
 
 
 def _step_of(line: bytes) -> int:

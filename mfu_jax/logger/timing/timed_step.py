@@ -103,9 +103,22 @@ class TimedStep:
 
     def measure(self) -> None:
         """Computes its times from the readings, once."""
-        if self.readings is not None:
-            (begin, end, suspension), self.readings = self.readings, None
-            self._measure(begin, end, suspension)
+        if self.readings is None:
+            return
+        (begin, end, suspension), self.readings = self.readings, None
+        seconds, monotonic_seconds = end[0] - begin[0], end[1] - begin[1]
+        jump, slewed = seconds - monotonic_seconds, JUMP_FRACTION * monotonic_seconds
+        if abs(jump) > slewed:
+            # A thread may lose its turn between the two clocks for longer than a short step takes:
+            # by the wall clock, a step that another thread saw end may have ended before it began.
+            seconds = monotonic_seconds
+        if abs(jump) > JUMP_SECONDS + slewed:
+            self.clock_jump_seconds = jump
+            slept = suspension()
+            # A suspension inside an earlier pause does not explain a jump now.
+            self.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
+        self.seconds = seconds
+        self.ended_at, self.ended_monotonic = end
 
     def parts(self) -> list[TimedStep]:
         """The steps of one call, each with its share of the time, the cost and the metrics.
@@ -139,21 +152,6 @@ class TimedStep:
     def _cost_of_each(self) -> StepCost:
         cost = self.cost() if callable(self.cost) else self.cost
         return cost.over(self.steps)  # type: ignore[union-attr]
-
-    def _measure(self, begin: Reading, end: Reading, suspension: Callable[[], float]) -> None:
-        seconds, monotonic_seconds = end[0] - begin[0], end[1] - begin[1]
-        jump, slewed = seconds - monotonic_seconds, JUMP_FRACTION * monotonic_seconds
-        if abs(jump) > slewed:
-            # A thread may lose its turn between the two clocks for longer than a short step takes:
-            # by the wall clock, a step that another thread saw end may have ended before it began.
-            seconds = monotonic_seconds
-        if abs(jump) > JUMP_SECONDS + slewed:
-            self.clock_jump_seconds = jump
-            slept = suspension()
-            # A suspension inside an earlier pause does not explain a jump now.
-            self.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
-        self.seconds = seconds
-        self.ended_at, self.ended_monotonic = end
 
 
 def _of_one(metrics: Mapping[str, Any], number: int, steps: int) -> dict[str, Any]:

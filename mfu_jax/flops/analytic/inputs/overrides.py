@@ -36,7 +36,7 @@ def load_model_config(source: Any, overrides: Mapping[str, Any] | None = None) -
         UserError: the source is not found, not readable or not recognised, or a field is wrong.
 
     Warns:
-        UserWarning: an override has no effect, because this model has no such part.
+        UserWarning: an override has no effect: the model has no such part, or other fields decide.
 
     >>> load_model_config("llama3-8b", {"num_decoder_layers": 2}).num_decoder_layers
     2
@@ -46,8 +46,8 @@ def load_model_config(source: Any, overrides: Mapping[str, Any] | None = None) -
     for key in overrides:
         if key not in _OF_THE_STEP and not _changes(key, source, overrides, config):
             warnings.warn(
-                f"{key}={_as_written(overrides[key])} changes nothing: a model with decoder_block="
-                f"{config.decoder_block!r} and its other fields has no such part",
+                f"{key}={_as_written(overrides[key])} changes nothing: with its other fields, this "
+                f"model with decoder_block={config.decoder_block!r} is the same without it",
                 stacklevel=2,
             )
     return config

@@ -61,11 +61,15 @@ def _along_axes(mesh: str, dims: str | None, order: str | None, axes: str) -> np
     """The groups along some axes of a mesh, one in each row."""
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
     shape = ",".join(map(str, sizes.values()))
-    ids = iota(shape, dims or shape, order)
     chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", axes)]
-    others = [axis for axis in range(ids.ndim) if axis not in chosen]
-    width = math.prod(ids.shape[axis] for axis in chosen)
-    return ids.transpose(others + chosen).reshape(-1, width)
+    return groups_along(iota(shape, dims or shape, order), chosen)
+
+
+def groups_along(ids: np.ndarray, axes: list[int]) -> np.ndarray:
+    """The devices that differ only in their place along some axes of `ids`, [groups, devices]."""
+    others = [axis for axis in range(ids.ndim) if axis not in axes]
+    width = math.prod(ids.shape[axis] for axis in axes)
+    return ids.transpose(others + axes).reshape(-1, width)
 
 
 def device_pairs(instruction: HloInstruction) -> list[tuple[int, int]]:

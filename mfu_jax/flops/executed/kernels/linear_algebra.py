@@ -59,7 +59,6 @@ def _register(*targets: str) -> Callable[[_Rule], _Rule]:
 
     def register(rule: _Rule) -> _Rule:
         @register_kernel(*targets)
-        @functools.wraps(rule)
         def of_any_matrix(call: KernelCall) -> int:
             return textbook.real_products(call.operand(0).dtype) * rule(call)
 
@@ -80,28 +79,42 @@ def _batch(shape: Shape) -> int:
     return math.prod(shape.dims[:-2])
 
 
-@_register(*_targets("potrf", "cusolver_potrf_ffi", "cusolver_potrf_batched_ffi"))
-def _cholesky(call: KernelCall) -> int:
+# Formulas in the side of a square matrix, or in rows and columns, and what they count.
+_OF_SIDE: dict[Callable[[int], int], list[str]] = {
+    textbook.cholesky: _targets("potrf", "cusolver_potrf_ffi", "cusolver_potrf_batched_ffi"),
+    textbook.symmetric_eigenvectors: _targets(
+        "syevd heevd", "cusolver_syevd_ffi", "cusolver_syevj_ffi", "cusolver_syev_batched_ffi"
+    ),
+    textbook.eigenvectors: _targets("gees"),  # a Schur form
+    textbook.hessenberg: _targets("gehrd"),
+    textbook.tridiagonal: _targets("sytrd hetrd", "cusolver_sytrd_ffi"),
+}
+_OF_SIDES: dict[Callable[[int, int], int], list[str]] = {
+    textbook.lu: _targets("getrf", "cusolver_getrf_ffi", "cublas_getrf_batched_ffi"),
+    textbook.qr: _targets("geqrf geqp3", "cusolver_geqrf_ffi", "cublas_geqrf_batched_ffi"),
+}
+
+
+def _of_side(count: Callable[[int], int], call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
-    return batch * textbook.cholesky(n)
+    return batch * count(n)
+
+
+def _of_sides(count: Callable[[int, int], int], call: KernelCall) -> int:
+    batch, rows, columns = _matrix(call)
+    return batch * count(rows, columns)
+
+
+for _count, _names in _OF_SIDE.items():
+    _register(*_names)(functools.partial(_of_side, _count))
+for _formula, _names in _OF_SIDES.items():
+    _register(*_names)(functools.partial(_of_sides, _formula))
 
 
 @_register(*_targets("trsm", "__cublas$triangularSolve", "cublas_trsm_batched_ffi"))
 def _triangular_solve(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
     return batch * textbook.triangular_solve(n, call.operand(1).size // max(1, batch * n))
-
-
-@_register(*_targets("getrf", "cusolver_getrf_ffi", "cublas_getrf_batched_ffi"))
-def _lu(call: KernelCall) -> int:
-    batch, rows, columns = _matrix(call)
-    return batch * textbook.lu(rows, columns)
-
-
-@_register(*_targets("geqrf geqp3", "cusolver_geqrf_ffi", "cublas_geqrf_batched_ffi"))
-def _qr(call: KernelCall) -> int:
-    batch, rows, columns = _matrix(call)
-    return batch * textbook.qr(rows, columns)
 
 
 @_register(*_targets("orgqr ungqr", "cusolver_orgqr_ffi"))
@@ -118,16 +131,6 @@ def _apply_q(call: KernelCall) -> int:
     return batch * textbook.apply_q(length, vectors, min(reflectors, call.operand(1).dims[-1]))
 
 
-@_register(
-    *_targets(
-        "syevd heevd", "cusolver_syevd_ffi", "cusolver_syevj_ffi", "cusolver_syev_batched_ffi"
-    )
-)
-def _symmetric_eigenvectors(call: KernelCall) -> int:
-    batch, n, _ = _matrix(call)
-    return batch * textbook.symmetric_eigenvectors(n)
-
-
 @_register(*_targets("geev", "cusolver_geev_ffi"))
 def _eigenvectors(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
@@ -135,24 +138,6 @@ def _eigenvectors(call: KernelCall) -> int:
         r"compute_(?:left|right) = 86", call.instruction.attribute_text
     )  # LAPACK's 'V'
     return batch * textbook.eigenvectors(n, values_only=wanted is None)
-
-
-@_register(*_targets("gees"))
-def _schur(call: KernelCall) -> int:
-    batch, n, _ = _matrix(call)
-    return batch * textbook.eigenvectors(n)
-
-
-@_register(*_targets("gehrd"))
-def _hessenberg(call: KernelCall) -> int:
-    batch, n, _ = _matrix(call)
-    return batch * textbook.hessenberg(n)
-
-
-@_register(*_targets("sytrd hetrd", "cusolver_sytrd_ffi"))
-def _tridiagonal(call: KernelCall) -> int:
-    batch, n, _ = _matrix(call)
-    return batch * textbook.tridiagonal(n)
 
 
 @_register(*_targets("gtsv", "cusparse_gtsv2_ffi"))

@@ -194,7 +194,7 @@ class SignatureTable(Generic[_Entry]):
         self.is_ambiguous = whole
         self._whole = whole
         self._known: dict[Signature, _Entry] = {}
-        self._differing: list[int] | None = None  # leaves; None: structures may differ, too
+        self._places: list[_LeafLocation] | None = None
         self._found: dict[Any, _Entry] = {}
 
     def add(self, signature: Signature, entry: _Entry) -> None:
@@ -202,11 +202,18 @@ class SignatureTable(Generic[_Entry]):
         self._known.pop(signature, None)
         self._known[signature] = entry
         self.is_ambiguous = self._whole or len(self._known) > 1
-        self._differing = None
-        if len({known.structure for known in self._known}) == 1 and not self._whole:
-            of_leaves = enumerate(zip(*(known.keys for known in self._known), strict=True))
-            self._differing = [i for i, keys in of_leaves if len({*keys}) > 1]
-        probes = {known: self._probe(known.structure, known.keys) for known in self._known}
+        one_structure = len({known.structure for known in self._known}) == 1
+        self._places = None
+        if one_structure and not self._whole:
+            differing = [
+                i
+                for i in range(len(signature.keys))
+                if len({known.keys[i] for known in self._known}) > 1
+            ]
+            self._places = _places(signature.structure, differing)
+            probes = {s: tuple(s.keys[i] for i in differing) for s in self._known}
+        else:
+            probes = {s: (s.structure, *s.keys) for s in self._known}
         self._found = {}
         for known, probe in probes.items():  # the latest wins if only a traced number differs
             self._found[tuple(map(loosened, probe))] = self._known[known]
@@ -219,20 +226,43 @@ class SignatureTable(Generic[_Entry]):
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entry | None:
         """The entry of a call; None if its signature is unknown."""
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        try:
-            probe = self._probe(structure, leaves, leaf_key)
-        except IndexError:  # the call of another structure, with fewer leaves
-            return None
+        probe: tuple[Any, ...]
+        if self._places is None:
+            leaves, structure = jax.tree.flatten((args, kwargs))
+            probe = (structure, *map(leaf_key, leaves))
+        else:
+            try:
+                probe = tuple([leaf_key(place.leaf(args, kwargs)) for place in self._places])
+            except LookupError:  # for example given by position instead of by name
+                return None
         return self._found.get(probe) or self._found.get(tuple(map(loosened, probe)))
 
-    def _probe(
-        self, structure: Any, leaves: Sequence[Any], key: Callable[[Any], Any] = lambda key: key
-    ) -> tuple[Any, ...]:
-        """What tells a call's program from the others."""
-        if self._differing is None:
-            return (structure, *map(key, leaves))
-        return tuple([key(leaves[i]) for i in self._differing])
+
+class _LeafLocation(NamedTuple):
+    """Where to find a leaf without flattening the other arguments.
+
+    Attributes:
+        argument: the argument's position or name.
+        leaf_number: index among the leaves of that argument; None if it is a leaf itself.
+    """
+
+    argument: int | str
+    leaf_number: int | None
+
+    def leaf(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """This place's leaf in a call."""
+        value = kwargs[self.argument] if isinstance(self.argument, str) else args[self.argument]
+        return value if self.leaf_number is None else jax.tree.leaves(value)[self.leaf_number]
+
+
+def _places(structure: Any, indices: Sequence[int]) -> list[_LeafLocation]:
+    """The places of leaves, given as indices among all leaves of (args, kwargs)."""
+    places = [
+        _LeafLocation(argument, None if jax.tree_util.treedef_is_leaf(inner) else index)
+        for argument, inner in _arguments(structure).items()
+        for index in range(inner.num_leaves)
+    ]
+    return [places[i] for i in indices]
 
 
 class StepProgram(NamedTuple):

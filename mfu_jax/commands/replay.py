@@ -32,6 +32,8 @@ from mfu_jax.logger.run_log.reading import LoggedRecords, read_events, steps_beh
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, find_sink, make_sink
 from mfu_jax.runs.live.following import local_metrics_file
+from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.storage.targets import run_logs
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import counted, json_text
 from mfu_jax.util.values import number_of
@@ -59,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     kind = find_sink(name)
     behind = steps_behind(path, 0).get("" if kind is None else kind.__name__, -1)
     first = number_of(values, "from_step", int, behind + 1)
-    if any(_is_same(path, text) for _, text in arguments.pairs):
+    if any(_is_own(path, text) for key, text in arguments.pairs if key not in _OWN_KEYS):
         raise UserError(
             f"{str(path)!r} is the run's own file, whose records would be lost",
             hint="pass another path",
@@ -75,9 +77,12 @@ def main(argv: Sequence[str]) -> int:
     return int(lost > 0)
 
 
-def _is_same(path: Path, text: str) -> bool:
+def _is_own(path: Path, text: str) -> bool:
+    """Whether a sink's argument names the run's records or a run log beside them."""
     try:
-        return path.samefile(text)
+        found = path_of(text)
+        own = (path, *run_logs(path))
+        return not isinstance(found, Address) and any(file.samefile(found) for file in own)
     except (OSError, ValueError):  # no file, or no path at all
         return False
 
@@ -117,10 +122,12 @@ def _follow(path: Path, sink: Sink, first: int) -> tuple[int | None, int]:
     reader = LoggedRecords(path, periods[-1] if periods else 1, after=first - 1)
     follower = Follower(log, sink)
     follower.start()
-    follower.put(early)
+    with log.lock:
+        follower.put(early)
     follower.settle().wait()
-    follower.begin_behind(reader)
-    follower.put(late)
+    with log.lock:
+        follower.begin_behind(reader)
+        follower.put(late)
     follower.settle(is_last=True).wait()
     last = None if follower.last is None else follower.last.step
     follower.count_rest(is_on_disk=False)

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -21,6 +22,7 @@ _log = logging.getLogger("mfu_jax")
 
 UPLOAD_SECONDS = 60.0
 # At most a twentieth of the time is spent on uploads, however large the files grow.
+_RUN_LOG = re.compile(r"\.events\.\d+(\.\d+)?\.jsonl$")
 _REST_PER_UPLOAD = 19.0
 
 
@@ -267,23 +269,35 @@ def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None
     if isinstance(found, Address):
         files, remote = filesystem_of(found, what)
         try:
-            files.pipe_file(remote, content)
+            # Only what may be records is looked for: asking a store takes time.
+            beside = _RUN_LOG.search(found) or (
+                found.endswith(".jsonl") and files.glob(f"{glob.escape(remote)}.events.*.jsonl")
+            )
+            if not beside:
+                files.pipe_file(remote, content)
         except Exception as error:  # of the store's own package
             raise _unreachable(found, what, error) from error
+        if beside:
+            raise _has_records(found, what)
         return
     local = local_path(found, what)
-    if local.is_file() and (".events." in local.name or [*_run_logs(local)]):
-        raise UserError(
-            f"{what} {str(local)!r} holds a run's records, which would be lost",
-            hint="usually the run's file in place of the one to write; pass another path",
-        )
+    file = Path(os.path.realpath(local))
+    if file.is_file() and (_RUN_LOG.search(file.name) or [*run_logs(file)]):
+        raise _has_records(str(local), what)
     try:
         replace_file(local, [content])
     except OSError as error:
         raise unwritable(local, what, error) from error
 
 
-def _run_logs(path: Path) -> Iterator[Path]:
+def _has_records(name: str, what: str) -> UserError:
+    return UserError(
+        f"{what} {name!r} holds a run's records, which would be lost",
+        hint="usually the run's file in place of the one to write; pass another path",
+    )
+
+
+def run_logs(path: Path) -> Iterator[Path]:
     """The run logs beside a metrics file."""
     return path.parent.glob(f"{glob.escape(path.name)}.events.*.jsonl")
 

@@ -99,10 +99,13 @@ def test_a_run_is_not_replayed_into_its_own_file(
     file = tmp_path / "metrics.jsonl"
     lines = file.read_bytes()
     (tmp_path / "link.jsonl").symlink_to(file)
-    for target in ("metrics.jsonl", "link.jsonl"):
-        assert main(["replay", str(tmp_path), "--sink=jsonl", f"path={tmp_path / target}"]) == 2
+    log = tmp_path / "metrics.jsonl.events.0.jsonl"
+    told = log.read_bytes()
+    targets = ["metrics.jsonl", "link.jsonl", log.name]
+    for target in [str(tmp_path / name) for name in targets] + [f"file://{file}"]:
+        assert main(["replay", str(tmp_path), "--sink=jsonl", f"path={target}"]) == 2
         assert "own file" in capsys.readouterr().err
-    assert file.read_bytes() == lines
+    assert (file.read_bytes(), log.read_bytes()) == (lines, told)
 
 
 def test_a_sink_of_ones_own_that_was_down_gets_all_and_its_texts(

@@ -188,7 +188,7 @@ OF_THE_LOOP = (
 )
 # The threads behind the loop tell of a failure each, and a sink of each method that fails.
 OF_THREADS = re.compile(
-    r"(\w+Sink|run log)(\.\w+ failed|: \d+ records| failed| gets | lacks | works again)|"
+    r"(\w+Sink|run log)(\.\w+ failed|: \d+ records?| failed| gets | lacks | works again)|"
     r"\w+Sink cannot write|"
     r"the metrics of step \d+ were lost|some metrics were lost|metrics were not all written|"
     r"no more metrics are written|there is no summary"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.storage.addresses import Address
+from mfu_jax.storage.addresses import Address, filesystem_of
 from mfu_jax.storage.targets import SpooledTarget, file_target, folder_target, write_whole
 
 fsspec = pytest.importorskip("fsspec")
@@ -185,7 +185,24 @@ def test_a_page_never_replaces_a_runs_records(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="holds a run's records"):
             write_whole(file, "--html", b"page")
         assert file.read_text() == "records"
-    other = tmp_path / "other.jsonl"
-    other.write_text("no run's")
-    write_whole(other, "FILE", b"new")
-    assert other.read_bytes() == b"new"
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(metrics)
+    with pytest.raises(UserError, match="holds a run's records"):
+        write_whole(link, "--html", b"page")
+    assert metrics.read_text() == "records"
+    for name in ("other.jsonl", "page.events.html"):
+        other = tmp_path / name
+        other.write_text("no run's")
+        write_whole(other, "FILE", b"new")
+        assert other.read_bytes() == b"new"
+
+
+def test_a_page_never_replaces_a_runs_records_in_a_store(address: Address) -> None:
+    write_whole(address, "FILE", b"records")
+    write_whole(address, "FILE", b"new")  # no run log lies beside it
+    files, log = filesystem_of(address, "FILE")[0], f"{address}.events.0.jsonl"
+    files.pipe_file(log, b"log")
+    for name in (address, log):
+        with pytest.raises(UserError, match="holds a run's records"):
+            write_whole(name, "--html", b"page")
+    assert sorted(files.cat(f.removeprefix("memory:/")) for f in (address, log)) == [b"log", b"new"]

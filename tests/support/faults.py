@@ -27,14 +27,16 @@ class InjectedError(Exception):
     """What an injected function raises.
 
     Attributes:
-        times: how often it was raised since this was last set.
+        times: how often it was raised since this was last set, but in threads that were left then:
+            of an earlier run whose log could not be closed.
     """
 
     times = 0
+    left: frozenset[threading.Thread] = frozenset()
 
     def __init__(self) -> None:
         super().__init__("injected")
-        InjectedError.times += 1
+        InjectedError.times += threading.current_thread() not in InjectedError.left
 
 
 def _raise() -> None:
@@ -103,6 +105,7 @@ class Injector:
         """Every call of `code` raises `InjectedError`; also where its function is made later."""
         before = [(function, function.__code__) for function in self._holders[code]]
         InjectedError.times = 0
+        InjectedError.left = frozenset(threading.enumerate()) - {threading.current_thread()}
         _set_codes((function, _replaced(whole, code)) for function, whole in before)
         try:
             yield

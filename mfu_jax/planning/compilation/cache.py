@@ -29,6 +29,7 @@ from mfu_jax.planning.compilation.compiling import (
 )
 from mfu_jax.planning.compilation.gpu_autotuning import CHOICES
 from mfu_jax.storage.files import replace_file
+from mfu_jax.util.child_process import child_environment
 
 _VERSIONS_SECONDS = 60.0
 _ENVIRONMENT = ("JAX_", "XLA_", "LIBTPU_")
@@ -119,6 +120,7 @@ def installed_versions(python: str) -> Mapping[str, str]:
             [python, "-P", child_process.__file__],
             capture_output=True,
             check=True,
+            env=child_environment(),  # as the compile has it
             text=True,
             timeout=_VERSIONS_SECONDS,
         )

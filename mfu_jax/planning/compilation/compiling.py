@@ -196,7 +196,8 @@ class _Stages:
 
     def report(self) -> None:
         """Reports the stages that the child has printed since."""
-        printed = [word for word in self.path.read_text("utf-8").split() if word in _STAGES]
+        lines = map(str.strip, self.path.read_text("utf-8").splitlines())
+        printed = [line for line in lines if line in _STAGES]
         for word in printed[self._reported :]:
             self._progress(word)
         self._reported = len(printed)

@@ -160,6 +160,8 @@ class LoggedAttempt:
         waits = [wait for wait in last.data_us if wait < 2e6 * self.silence_seconds]
         wait = sum(waits) / len(last.us)
         period = wait + sum(last.us) / len(last.us)
+        if not period:  # steps shorter than a microsecond, which waited for nothing
+            return 0.0
         paused = sum(e - b for _, b, e in self.spans if e is not None and b >= last.end_m)
         left = 1e6 * (self.alive - last.end_m - paused) + unseen_us
         # Steps went on for as long as it takes to write them; after that, one hangs.

@@ -187,6 +187,15 @@ def test_a_killed_process_lived_on_as_long_as_it_says_that_it_is_silent(tmp_path
     assert run.time["down"] == pytest.approx(20 - 14.3)
 
 
+def test_a_process_killed_after_a_step_of_no_microsecond(tmp_path: Path, log: WrittenLog) -> None:
+    log.start(0.0, 1.0)
+    log.steps(2.0, 0, [0], gap_us=[0], data_us=[0])
+    log.alive(3.0)
+    run = read_run(tmp_path, now=UNIX + 20.0)
+    assert (run.steps, run.attempts[0].how) == (1, "killed")
+    assert spent(run)
+
+
 def test_a_process_killed_in_a_pause_or_a_wait(tmp_path: Path, log: WrittenLog) -> None:
     log.start(0.0, 1.0)
     log.steps(12.0, 0, [S] * 10, gap_us=[S] + [0] * 9)

@@ -22,8 +22,8 @@ _log = logging.getLogger("mfu_jax")
 
 UPLOAD_SECONDS = 60.0
 # At most a twentieth of the time is spent on uploads, however large the files grow.
-_RUN_LOG = re.compile(r"\.events\.\d+(\.\d+)?\.jsonl$")
 _REST_PER_UPLOAD = 19.0
+_RUN_LOG = re.compile(r"\.events\.\d+(\.\d+)?\.jsonl$")
 
 
 class OutputTarget:

@@ -53,6 +53,8 @@ def moved(real: Real, instruction: HloInstruction, source: HloInstruction) -> Re
     """The elements after an instruction of `MOVES`, of whose first operand they are `real`."""
     move, sizes = MOVES[instruction.opcode], instruction.shape.dims
     dims, uneven, unpadded = tuple(move(real.dims, instruction, source)), None, real.unpadded
+    if len(dims) != len(sizes):  # a damaged text
+        return whole(sizes)
     if move is _reshaped:
         unpadded *= Fraction(math.prod(map(len, real.dims)) or 1, math.prod(map(len, dims)) or 1)
     if real.uneven is not None:  # the dimension that would be empty if this one were

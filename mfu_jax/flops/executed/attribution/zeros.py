@@ -86,7 +86,8 @@ class Zeros:
             return next((real for real in factors if not real.is_all), all_real)
         if made.opcode in MOVES and (made.opcode != "pad" or self._is_padding(frame, made)):
             real = self.real_elements(frame, sources[0], depth)
-            return moved(real, made, sources[0])
+            is_known = made.opcode == "pad" or not real.is_all
+            return moved(real, made, sources[0]) if is_known else all_real
         if made.opcode not in _KEEP_ENDS or not self.is_sharded:
             return all_real
         for side, source in enumerate(sources):

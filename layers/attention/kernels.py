@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -26,7 +27,7 @@ from .ops import (
     with_gathered_keys,
 )
 
-_LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
+LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
 
 
 @register_attention("cudnn_flash", supports=(WINDOW,))
@@ -133,9 +134,40 @@ def _by_blocks(kind: Any) -> Any:
             is_full, is_empty = least >= 0 and most <= window, most < 0 or least > window
             if not is_full and not is_empty:
                 return super().__getitem__(index)
-            return np.broadcast_to(np.bool_(is_full), (len(queries), len(keys))).view(_Uniform)
+            return _uniform(is_full, (len(queries), len(keys)))
 
     return ByBlocks
+
+
+def _uniform(value: bool, shape: tuple[int, int]) -> np.ndarray:
+    return np.broadcast_to(np.bool_(value), shape).view(_Uniform)
+
+
+def splash_of_part(pattern: AttentionPattern, heads: int, queries: int, keys: int) -> Any:
+    """The kernel of a ring's turn, which returns the sums of its softmax, too, without a gradient.
+
+    As many queries as keys are one device's own, and causal; of others all see all.
+    """
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    class Full(kernel.FullMask):
+        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+            sizes = (len(range(n)[one]) for n, one in zip(self.shape, index, strict=True))
+            return _uniform(True, tuple(sizes))
+
+    shape, is_own = (queries, keys), queries == keys
+    mask = _by_blocks(kernel.CausalMask)(shape) if is_own else Full(shape)
+    attend = kernel.make_splash_mha(
+        kernel.MultiHeadMask([mask] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=_block_sizes(dataclasses.replace(pattern.blocks, fused=True), queries, keys),
+        attn_logits_soft_cap=pattern.soft_cap or None,
+        save_residuals=True,
+    )
+    if not is_own:  # no table of blocks
+        attend.fwd_mask_info = attend.dkv_mask_info = type(attend.fwd_mask_info)(*(None,) * 5)
+    return attend
 
 
 def _splashed(x: AttentionInputs, attend: Any, of_keys: jax.Array) -> jax.Array:
@@ -175,6 +207,6 @@ def _block_sizes(blocks: SplashBlocks, queries: int, keys: int) -> Any:
 def _fitting(block: int, length: int) -> int:
     """The largest block up to the wanted size that divides `length`."""
     wanted = min(block, length)
-    sizes = range(wanted - wanted % _LANES, 0, -_LANES)
+    sizes = range(wanted - wanted % LANES, 0, -LANES)
     fitting = (size for size in (wanted, *sizes) if length % size == 0)
     return next(fitting, wanted)  # else the kernel reports what it requires

@@ -119,26 +119,32 @@ class _Uniform(np.ndarray):
 
 @functools.cache
 def _by_blocks(kind: Any) -> Any:
-    """A kind of causal mask that does not compare the positions of full and of empty blocks.
+    """A kind of causal mask that compares the positions of one partly full block of a diagonal.
 
     JAX reads a mask block by block and compares every pair: a minute for 131,072 tokens.
     """
 
     class ByBlocks(kind):
+        @functools.cached_property
+        def partly_full(self) -> dict[tuple[int, ...], np.ndarray]:
+            return {}
+
         def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-            rows, columns = index
-            queries = self.q_sequence[rows]
-            keys = range(self.shape[1])[columns]
-            least, most = queries.min() - keys[-1], queries.max() - keys[0]  # keys before a query
+            queries, keys = (range(n)[one] for n, one in zip(self.shape, index, strict=True))
+            least, most = queries[0] - keys[-1], queries[-1] - keys[0]  # keys before a query
             window, _ = getattr(self, "window_size", (self.shape[1], 0))
             is_full, is_empty = least >= 0 and most <= window, most < 0 or least > window
-            if not is_full and not is_empty:
-                return super().__getitem__(index)
-            return _uniform(is_full, (len(queries), len(keys)))
+            if is_full or is_empty:
+                return _uniform(is_full, (len(queries), len(keys)))
+            diagonal = queries[0] - keys[0], len(queries), len(keys)
+            if diagonal not in self.partly_full:
+                self.partly_full[diagonal] = super().__getitem__(index)
+            return self.partly_full[diagonal]
 
     return ByBlocks
 
 
+@functools.cache
 def _uniform(value: bool, shape: tuple[int, int]) -> np.ndarray:
     return np.broadcast_to(np.bool_(value), shape).view(_Uniform)
 

@@ -30,7 +30,7 @@ from .ops import (
 LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
 
 
-@register_attention("cudnn_flash", supports=(WINDOW,))
+@register_attention("cudnn_flash", supports=(WINDOW, VALUE_DIM))
 def cudnn_flash(x: AttentionInputs) -> jax.Array:
     """cuDNN's fused attention on NVIDIA (bfloat16 or float16).
 
@@ -40,6 +40,8 @@ def cudnn_flash(x: AttentionInputs) -> jax.Array:
     if x.packed or x.pattern.chunk:
         segments = _in_chunks(x.segment_ids, x.pattern)
         same_segment = (segments[:, :, None] == segments[:, None, :])[:, None]
+    if x.v.shape[-1] != x.k.shape[-1]:
+        return _cudnn_with_narrow_values(x, same_segment)
     window = (x.pattern.window - 1, 0) if x.pattern.window else None
     return jax.nn.dot_product_attention(
         x.q,
@@ -51,6 +53,22 @@ def cudnn_flash(x: AttentionInputs) -> jax.Array:
         local_window_size=window,
         implementation="cudnn",
     )
+
+
+def _cudnn_with_narrow_values(x: AttentionInputs, mask: jax.Array | None) -> jax.Array:
+    """What `jax.nn.dot_product_attention` calls, which itself wants values as wide as keys."""
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    context: jax.Array = dot_product_attention(
+        x.q,
+        x.k,
+        x.v,
+        mask=mask,
+        scale=x.pattern.scale_of(x.q.shape[-1]),
+        mask_type=MaskType.CAUSAL,
+        sliding_window_length=x.pattern.window or None,
+    )
+    return context
 
 
 def _in_chunks(segment_ids: jax.Array, pattern: AttentionPattern) -> jax.Array:

@@ -19,7 +19,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.hardware.chips import lookup
 from mfu_jax.layers.attention.kernels import LANES
-from mfu_jax.layers.attention.ops import SPLIT, choose_attention, supports
+from mfu_jax.layers.attention.ops import SPLIT, VALUE_DIM, choose_attention, supports
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.families.blocks import ModelSpec
@@ -36,6 +36,7 @@ from mfu_jax.util.optional_deps import QUANTIZE, require
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of the memory, if `remat_policy=auto` fills it; the rest is for buffers and fragmentation.
 _FILLED = 0.85
+_HOPPER = 9  # the major version of its compute capability
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -105,6 +106,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
             platform=platform,
             dtype=config.dtype,
             needs=spec.needs | ({SPLIT} if is_split else set()),
+            cudnn_lacks=() if _has_narrow_values(config, device) else (VALUE_DIM,),
         )
         schedule_of(config, spec.layers)
     except ValueError as error:
@@ -116,6 +118,15 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         policy = chosen_policy(config, mesh, free, _split_model)
         config = config.replace(remat_policy=policy)
     return config.replace(weight_gathers=_weight_gathers(config, platform))
+
+
+def _has_narrow_values(config: Config, device: jax.Device) -> bool:
+    """Whether cuDNN takes values narrower than keys: from Hopper on, without a mask for documents.
+
+    With one, XLA compiles it, but whether cuDNN runs it was not tried.
+    """
+    major = str(getattr(device, "compute_capability", "")).partition(".")[0]
+    return major.isdecimal() and int(major) >= _HOPPER and config.dataset_type == "synthetic"
 
 
 def _memory_bytes(mesh: Mesh) -> float:

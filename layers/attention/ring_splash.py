@@ -26,16 +26,16 @@ from .ops import (
 class _Keys(NamedTuple):
     """One device's keys [B, K, S, h] and values [B, K, S, v], and their segments [B, S]."""
 
-    k: jax.Array
-    v: jax.Array
-    segment_ids: jax.Array
+    k: Any
+    v: Any
+    segment_ids: Any
 
 
 class _Queries(NamedTuple):
     """One device's queries [B, N, S, h] and their segments [B, S]."""
 
-    q: jax.Array
-    segment_ids: jax.Array
+    q: Any
+    segment_ids: Any
 
 
 class _Sums(NamedTuple):
@@ -134,11 +134,11 @@ def _backward(pattern: AttentionPattern, saved: Any, dout: jax.Array) -> tuple[_
         keys, dq, sums, pending = state
         sums = _passed_on(jax.tree.map(jnp.add, sums, pending))
         arriving = _passed_on(keys)
-        dq, *pending = jax.lax.cond(_is_earlier(number), of_earlier, of_later, dq, keys)
-        return (arriving, dq, sums, tuple(pending)), None
+        dq, *found = jax.lax.cond(_is_earlier(number), of_earlier, of_later, dq, keys)
+        return (arriving, dq, sums, tuple(found)), None
 
-    dq, *pending = gradients(slice(None), own)
-    state = _passed_on(own), dq, jax.tree.map(jnp.zeros_like, tuple(pending)), tuple(pending)
+    dq, *first = gradients(slice(None), own)
+    state = _passed_on(own), dq, jax.tree.map(jnp.zeros_like, tuple(first)), tuple(first)
     state, _ = jax.lax.scan(turn, state, jnp.arange(1, axis_size(SEQUENCE_AXIS)))
     _, dq, sums, pending = state
     dk, dv = _passed_on(jax.tree.map(jnp.add, sums, pending))
@@ -168,8 +168,8 @@ def _part(arrays: Any, rows: slice) -> Any:
 def _joined(one: _Sums, other: _Sums) -> _Sums:
     """The sums of both."""
     logs = jnp.logaddexp(one.logs, other.logs)
-    weighted = (sums.means * jnp.exp(sums.logs - logs)[..., None] for sums in (one, other))
-    return _Sums(sum(weighted), logs)
+    first, second = (x.means * jnp.exp(x.logs - logs)[..., None] for x in (one, other))
+    return _Sums(first + second, logs)
 
 
 def _kernel(pattern: AttentionPattern, queries: _Queries, keys: _Keys) -> Any:

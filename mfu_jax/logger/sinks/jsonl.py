@@ -65,6 +65,8 @@ class JsonlSink(AppendOnlySink):
         self._append(b"".join(map(self._line, records)))
 
     def write_summary(self, summary: Summary) -> None:
+        if self._is_superseded:  # the name is that of the later logger's totals
+            return
         path = self.path.with_name(f"{self.path.name}.summary.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [f"{json.dumps(summary.to_json(), indent=2)}\n".encode()])

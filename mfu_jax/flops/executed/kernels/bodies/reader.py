@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import unescaped
@@ -126,8 +126,16 @@ class BodyReader:
             self.makers[number] = op
         return op
 
-    def body(self, block: BodyBlock, **facts: Any) -> KernelBody:
-        """The kernel whose operations were read; `facts` are the other fields of a body."""
+    def body(self, block: BodyBlock, positions: Sequence[int], **facts: Any) -> KernelBody:
+        """The kernel whose operations were read.
+
+        Args:
+            block: its operations.
+            positions: numbers of the arguments that hold a position, in the order of the axes.
+            facts: the other fields of a body.
+        """
+        for axis, number in enumerate(positions):
+            self.makers[number] = BodyOp(POSITION, attribute=axis)
         while self._wanted:
             value = self._wanted.pop()
             if self.number(value) not in self.makers and hasattr(value.owner, "operands"):

@@ -160,8 +160,6 @@ class ExecutionCounter:
             for callee in sites.fixed:
                 times[callee] += of_all
                 untaken[callee] += self.untaken[name]
-            if of_all and sites.notes:
-                self.choices.update(dict.fromkeys(sites.notes, of_all))
             if of_all:
                 self.times[name] = of_all
 

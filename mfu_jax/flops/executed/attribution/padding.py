@@ -24,15 +24,16 @@ from mfu_jax.flops.executed.formulas.matmuls import (
     result_shape,
 )
 from mfu_jax.flops.executed.formulas.windows import common
-from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.dimensions import dot_indices
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.executed.hlo.uses import Value, only_use
 from mfu_jax.flops.lengths import Lengths
 
 _ROLES = {"convolution": (0, 1, 2), **CUDNN_CONVOLUTIONS}
 _FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may need a part
-_SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
+_SAME_ELEMENTS = frozenset({"copy", "convert", "transpose", "all-reduce"})
 
 
 class Wasted(NamedTuple):
@@ -100,8 +101,8 @@ class WasteFinder:
 
     def _is_cut(self, owner: HloComputation, value: HloInstruction) -> bool:
         """Whether a value's only reader is a slice that the user did not write."""
-        while (place := _only_user(self.dataflow.module, owner, value)) is not None:
-            owner, value = place
+        while use := only_use(self.dataflow.module, Value(owner, value)):
+            owner, value = use.computation, use.user
             if value.opcode == "slice":
                 return not is_written_by_user(value)
             if value.opcode not in _SAME_ELEMENTS and value.opcode != "bitcast":
@@ -111,18 +112,18 @@ class WasteFinder:
     def _read(self, computation: HloComputation, instruction: HloInstruction) -> Real:
         """The elements of a matmul's result that are read: all, unless its only user cuts it."""
         sizes = result_shape(instruction).dims
-        value, owner, is_moved = instruction, computation, False
-        while (place := _only_user(self.dataflow.module, owner, value)) is not None:
-            owner, user = place
+        value, is_moved = Value(computation, instruction), False
+        while use := only_use(self.dataflow.module, value):
+            user = use.user
             if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
                 return Real(sizes, user.kept_ranges())
             if user.opcode == "select":
-                share = self._kept(owner, user)
+                share = self._kept(use.computation, user)
                 return whole(sizes)._replace(share=share or Fraction(1))
             if user.opcode not in _SAME_ELEMENTS:
                 break
             is_moved |= user.opcode == "transpose"
-            value = user
+            value = Value(use.computation, user)
         return whole(sizes)
 
     def _kept(self, owner: HloComputation, select: HloInstruction) -> Fraction | None:
@@ -182,27 +183,3 @@ def _dot(instruction: HloInstruction, arrays: Sequence[Real]) -> int:
         parts = [array.dims[dim] for array, dim in pairs if dim is not None]
         needed *= len(functools.reduce(common, parts))
     return needed
-
-
-def _only_user(
-    module: HloModule, owner: HloComputation, value: HloInstruction
-) -> tuple[HloComputation, HloInstruction] | None:
-    """The only instruction that uses a value, inside or outside fusions; None if not one."""
-    for _ in range(MAX_DEPTH):
-        if value is owner.root:
-            caller = module.caller(owner.name)
-            if caller is None or caller[1].opcode != "fusion":
-                return None
-            owner, value = caller
-            continue
-        users = owner.users.get(value.name, [])
-        if len(users) != 1:
-            return None
-        if users[0].opcode != "fusion":
-            return owner, users[0]
-        number = users[0].operands.index(value.name)
-        owner = module[users[0].callees[0]]
-        if number not in owner.parameters:
-            return None
-        value = owner.parameters[number]
-    return None

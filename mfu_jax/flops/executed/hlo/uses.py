@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ def uses(module: HloModule, value: Value) -> Iterator[Use | Value]:
 def only_use(module: HloModule, value: Value) -> Use | None:
     """The one instruction that uses a value; None if several do, or the program returns it."""
     for _ in range(_MOST_VISITS):
-        found = list(uses(module, value))
+        found = list(itertools.islice(uses(module, value), 2))
         if len(found) != 1:
             break
         (use,) = found

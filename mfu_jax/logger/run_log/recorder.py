@@ -249,9 +249,7 @@ class Recorder:
         log.log_period = config.log_period
         log.event(events.LOGGER, log_period=config.log_period)
         self._followers = [
-            log.follow(
-                sink, period_seconds=config.write_period_seconds, start_step=config.start_step
-            )
+            log.follow(sink, start_step=config.start_step)
             for sink in sorted(sinks, key=log.is_file, reverse=True)  # the others may read it back
         ]
         for sink in sinks:

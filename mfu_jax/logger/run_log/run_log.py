@@ -232,14 +232,13 @@ class RunLog:
 
     # What follows it.
 
-    def follow(self, sink: Sink, *, period_seconds: float, start_step: int = 0) -> Follower:
+    def follow(self, sink: Sink, *, start_step: int = 0) -> Follower:
         """Passes everything from now on to a sink, on a thread of its own.
 
         A sink that fell behind in an earlier process first gets what it lacks, from the file.
 
         Args:
             sink: the sink; a metrics file beside which this log is written joins the log's files.
-            period_seconds: how often records come.
             start_step: first step of this process; 0: nothing of an earlier one counts.
         """
         lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
@@ -247,7 +246,7 @@ class RunLog:
             self._writer.add_records(sink)
             _say_what_is_missing(sink, lacks)
             return self._writer
-        follower = Follower(self, sink, period_seconds=period_seconds)
+        follower = Follower(self, sink)
         last: int | None = lacks.start - 1 if lacks else self._behind.get(follower.name)
         if start_step > 0 and last is not None and (reader := self.reader(last)):
             follower.begin_behind(reader)

@@ -42,8 +42,6 @@ class Sink:
 
     Attributes:
         keeps_every_step: it also receives the steps between log periods.
-        periods_per_write: it receives records only every this many ``write_period_seconds``,
-            because nobody looks more often; a killed process loses that much of its output.
         warnings: what a human should know about how it was opened; logged once.
         missing: steps before this run that the output lacks; reported unless its log has them.
         write_many: a method that writes several records, or raises having written none; None: the
@@ -53,7 +51,6 @@ class Sink:
     """
 
     keeps_every_step = False
-    periods_per_write = 1
     warnings: Sequence[str] = ()
     missing: range = range(0)
     write_many: Callable[[Sequence[StepRecord]], None] | None = None

@@ -178,7 +178,6 @@ class UniqueNames:
         self._taken = set(self.reserved)
         self._folders: set[str] = set()
         self._mapped: dict[str, str] = {}
-        self._last: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._is_first = Once()
 
     def __getitem__(self, name: str) -> str:
@@ -186,11 +185,8 @@ class UniqueNames:
         return self._add(name) if found is None else found
 
     def of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The backend's names of a record's metrics, usually the same as for the last record."""
-        key = tuple(names)
-        if key != self._last[0]:
-            self._last = key, tuple(self[name] for name in key)
-        return self._last[1]
+        """The backend's names of a record's metrics."""
+        return tuple(self[name] for name in names)
 
     def _add(self, name: str) -> str:
         allowed = self.allowed(name)[: self.longest] or "_"

@@ -50,7 +50,7 @@ HANG_EXIT_CODE = 75
 class Watchdog(Monitor):
     """Watches the steps of one logger.
 
-    The loop itself tells it of steps, pauses and waits, since the recorder's thread may hang, too.
+    The loop itself tells it of steps and pauses, since the recorder's thread may hang, too.
 
     Args:
         config: limits and files, under the keys ``hang_…`` and ``heartbeat_file``.
@@ -64,6 +64,7 @@ class Watchdog(Monitor):
         is_paused: an eval, a checkpoint or similar is in progress.
         who_is_silent: a function that names the job's processes that are behind, for hang reports;
             it returns an empty text if none is known.
+        waits_for: a function that names what the loop waits for; likewise.
         tell: a function that is told of a hang: its step, and a text.
         folder: where the stacks of a hung run are written; not a relative one, as the loop may
             change the working folder.
@@ -79,6 +80,7 @@ class Watchdog(Monitor):
         self._config, self._boundary, self._monotonic = config, boundary, monotonic
         self.period_seconds = max(0.05, min(config.hang_seconds / 4, 5.0))
         self.who_is_silent: Callable[[], str] = str
+        self.waits_for: Callable[[], str] = str
         self.tell: Callable[[int, str], object] = lambda step, text: None
         self.flush: Callable[[], object] = str
         self._reports: list[Path] = []
@@ -88,7 +90,6 @@ class Watchdog(Monitor):
         self.latest = self._seen = -1, self._checked_at, threading.get_ident()
         self.stopped_seconds = self._compiling_seconds = 0.0
         self.is_paused = self._is_hung = self._has_failed = False
-        self._waits_for = ""
         self._beat_at = -math.inf
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -116,10 +117,6 @@ class Watchdog(Monitor):
         """The pause ends; timing restarts."""
         self.latest = self.latest[0], self._monotonic(), self.latest[2]
         self.is_paused = False
-
-    def wait(self, name: str) -> None:
-        """The loop begins to wait for `name`; an empty name ends the wait."""
-        self._waits_for = name
 
     def check(self) -> None:
         """Checks the clock once: reports a hang, notes a stopped process, writes the heartbeat."""
@@ -204,8 +201,8 @@ class Watchdog(Monitor):
         except OSError as error:
             where = f"the stacks could not be written ({error.strerror or error})"
         cause = "the run seems to hang, or its loop is over"
-        if self._waits_for:
-            cause = f"the loop waits for {self._waits_for}"
+        if waits_for := self.waits_for():
+            cause = f"the loop waits for {waits_for}"
         if silent := self.who_is_silent():
             cause += f" ({silent})"
         _log.warning("%s: %s; %s", head, cause, where)

@@ -107,7 +107,7 @@ def test_a_loop_that_waits_is_told_what_for(
 ) -> None:
     run = Run(tmp_path)
     run.steps(30)
-    run.watchdog.wait("data")
+    run.watchdog.waits_for = lambda: "data"
     run.passes(60)
     (text,) = caplog.messages
     assert "the loop waits for data; stacks" in text
@@ -117,14 +117,14 @@ def test_a_loop_that_waits_is_told_what_for(
 def test_a_pause_inside_a_wait_is_no_hang() -> None:
     with MetricLogger(sinks=[]) as logger:
         with logger.waiting("data"):
-            assert logger._watchdog._waits_for == "data"
+            assert logger._watchdog.waits_for() == "data"
             with logger.pause("compile"):
                 assert logger._watchdog.is_paused
                 with logger.pause("inner"):
                     assert logger._watchdog.is_paused
                 assert logger._watchdog.is_paused
             assert not logger._watchdog.is_paused
-        assert not logger._watchdog._waits_for
+        assert not logger._watchdog.waits_for()
 
 
 def test_a_run_that_goes_on_says_so_and_can_hang_again(

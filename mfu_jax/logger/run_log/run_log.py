@@ -60,9 +60,9 @@ class RunLog:
         metrics_file: as given; None if the log is in memory only.
         log_period: see `LoggerConfig`.
         has_steps: a completed step is known.
-        is_waiting: the loop waits for data.
         lock: held while items are appended.
-        idle_seconds: a function: for how long the device has been idle in that wait.
+        idle_seconds: a function: for how long the device has been idle while the loop waits for
+            data; 0 if it does not.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RunLog:
         # The loop may change the working directory.
         self.metrics_file = path.absolute() if isinstance(path, Path) else path
         self.log_period = 1
-        self.has_steps = self.is_waiting = False
+        self.has_steps = False
         self.idle_seconds: Callable[[], float] = float
         self._clock, self._monotonic = clock, monotonic
         self._is_real = monotonic is time.monotonic
@@ -175,7 +175,6 @@ class RunLog:
 
     def end_wait(self) -> None:
         """The loop waits no longer."""
-        self.is_waiting = False
         if self._wait is not None:
             wait, self._wait = self._wait, None
             self._end_span(wait, self.now())

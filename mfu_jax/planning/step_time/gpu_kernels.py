@@ -2,7 +2,7 @@
 
 Measured on an H100, alone and in the traces of planted faults (scripts/results/gpu_kernels.json,
 planted_faults.json). Other generations are assumed to reach the same shares of their own peaks: at
-2,048 to 8,192 tokens, DeepSeek-V3's attention does within 8% by what NVIDIA published for H200 and
+2,048 to 8,192 tokens, DeepSeek-V3's attention does within 9% by what NVIDIA published for H200 and
 GB200, also in that file.
 """
 

@@ -21,10 +21,10 @@ _TILES_OF_A_GROUP = 4  # minimum, where there are enough rows
 def grouped_dot(
     rows: jax.Array, kernels: jax.Array, sizes: jax.Array, *, on_tpu: bool, interpret: bool = False
 ) -> jax.Array:
-    """``ragged_dot``; on TPUs, with a separate kernel for the gradient of the matrices.
+    """``ragged_dot``; on TPUs, with separate kernels for both gradients.
 
-    There, XLA has kernels for the product and the gradient of the rows, but computes the gradient
-    of the matrices as if every row were in every group.
+    There, XLA has a kernel for the product, but transposes a copy of all matrices for the gradient
+    of the rows, and computes that of the matrices as if every row were in every group.
 
     Args:
         rows: [rows, in], sorted by group.
@@ -59,7 +59,7 @@ def _forward(
 
 def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, sizes = saved
-    drows = product_on_tpus(dy, kernels.swapaxes(1, 2), sizes)
+    drows = gradient_of_rows(dy, kernels, sizes, interpret=interpret)
     dkernels = gradient_of_matrices(rows, dy, sizes, kernels.dtype, interpret=interpret)
     return drows, dkernels, None
 
@@ -94,16 +94,34 @@ def _largest_part(size: int, most: int) -> int:
     return max((n for n in range(_LANES, most + 1, _LANES) if size % n == 0), default=0)
 
 
+def gradient_of_rows(
+    dy: jax.Array, kernels: jax.Array, sizes: jax.Array, *, interpret: bool = False
+) -> jax.Array:
+    """dy [rows, out] in groups and their kernels [groups, in, out] → [rows, in]; on TPUs."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    tiling = _tiling(dy, dy.shape[1], kernels.shape[1], groups=sizes.shape[0])
+
+    @sequential_vmap
+    def gradient(dy: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
+        drows = gmm(
+            dy, kernels, sizes, dy.dtype, tiling, transpose_rhs=True, interpret=interpret
+        )
+        # The kernel leaves rows past the last group as they were in memory.
+        in_group = jax.lax.broadcasted_iota(jnp.int32, drows.shape, 0) < sizes.sum()
+        return jnp.where(in_group, drows, 0)
+
+    made: jax.Array = gradient(dy, kernels, sizes)
+    return made
+
+
 def gradient_of_matrices(
     rows: jax.Array, dy: jax.Array, sizes: jax.Array, dtype: jnp.dtype, *, interpret: bool = False
 ) -> jax.Array:
     """Rows [rows, in] and dy [rows, out] in groups → [groups, in, out] in `dtype`; on TPUs."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    # Tiles shorter than groups: a tile that two groups share is multiplied twice.
-    few = rows.shape[0] // (_TILES_OF_A_GROUP * sizes.shape[0])
-    columns = (min(_TILE, -(-matrix.shape[1] // _LANES) * _LANES) for matrix in (rows, dy))
-    tiling = (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
+    tiling = _tiling(rows, rows.shape[1], dy.shape[1], groups=sizes.shape[0])
 
     @sequential_vmap
     def gradient(rows: jax.Array, dy: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -111,6 +129,14 @@ def gradient_of_matrices(
 
     made: jax.Array = gradient(rows, dy, sizes)
     return made
+
+
+def _tiling(rows: jax.Array, *widths: int, groups: int) -> tuple[int, ...]:
+    """Tiles of a kernel's rows and of its matrices' widths."""
+    # Tiles shorter than groups: a tile that two groups share is multiplied twice.
+    few = rows.shape[0] // (_TILES_OF_A_GROUP * groups)
+    columns = (min(_TILE, -(-width // _LANES) * _LANES) for width in widths)
+    return (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
 
 
 def has_tiles(rows: int) -> bool:

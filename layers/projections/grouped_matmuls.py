@@ -59,7 +59,7 @@ def _forward(
 
 def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, sizes = saved
-    drows = gradient_of_rows(dy, kernels, sizes, interpret=interpret)
+    drows = gradient_of_rows(dy, kernels, sizes, dy.dtype, interpret=interpret)
     dkernels = gradient_of_matrices(rows, dy, sizes, kernels.dtype, interpret=interpret)
     return drows, dkernels, None
 
@@ -95,24 +95,98 @@ def _largest_part(size: int, most: int) -> int:
 
 
 def gradient_of_rows(
-    dy: jax.Array, kernels: jax.Array, sizes: jax.Array, *, interpret: bool = False
+    dy: jax.Array,
+    kernels: jax.Array,
+    sizes: jax.Array,
+    dtype: jnp.dtype,
+    *,
+    interpret: bool = False,
 ) -> jax.Array:
-    """dy [rows, out] in groups and their kernels [groups, in, out] → [rows, in]; on TPUs."""
-    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+    """dy [rows, out] and kernels [groups, in, out] in groups → [rows, in] in `dtype`; on TPUs.
 
-    tiling = _tiling(dy, dy.shape[1], kernels.shape[1], groups=sizes.shape[0])
+    The matrices are read as they are. `ragged_dot` would get a transposed copy of all of them, and
+    megablox's `gmm` takes no eight bits.
+    """
 
     @sequential_vmap
     def gradient(dy: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
-        drows = gmm(
-            dy, kernels, sizes, dy.dtype, tiling, transpose_rhs=True, interpret=interpret
-        )
-        # The kernel leaves rows past the last group as they were in memory.
-        in_group = jax.lax.broadcasted_iota(jnp.int32, drows.shape, 0) < sizes.sum()
-        return jnp.where(in_group, drows, 0)
+        drows = _times_transposed(dy, kernels, sizes, dtype, interpret)
+        # Rows past the last group are as they were in memory.
+        is_in_group = jax.lax.broadcasted_iota(jnp.int32, drows.shape, 0) < sizes.sum()
+        return jnp.where(is_in_group, drows, 0)
 
     made: jax.Array = gradient(dy, kernels, sizes)
     return made
+
+
+def _times_transposed(
+    dy: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype, interpret: bool
+) -> jax.Array:
+    """megablox's grid and tables: for a tile of the result's columns, each visit of a tile of rows
+    by a group, and for that all tiles of `out`.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
+
+    (rows, out), (groups, into, _) = dy.shape, kernels.shape
+    m, k, n = _tiling(dy, out, into, groups=groups)
+    first = jnp.zeros(1, jnp.int32)
+    tables, visits = make_group_metadata(
+        group_sizes=sizes,
+        m=rows,
+        tm=m,
+        start_group=first[0],
+        num_nonzero_groups=groups,
+        visit_empty_groups=False,
+    )
+    steps, rest = pl.cdiv(out, k), out % k
+    exact = jnp.int32 if jnp.issubdtype(dy.dtype, jnp.integer) else jnp.float32
+
+    def kernel(starts, group_of, tile_of, _, dy, matrix, drows, sums):  # type: ignore[no-untyped-def]
+        visit, step = pl.program_id(1), pl.program_id(2)
+
+        def inside(tile: jax.Array) -> jax.Array:
+            """The last tile without what lies past the array."""
+            column = step * k + jax.lax.broadcasted_iota(jnp.int32, tile.shape, 1)
+            return jnp.where(column < out, tile, jnp.zeros_like(tile)) if rest else tile
+
+        @pl.when(step == 0)
+        def begin() -> None:
+            sums[...] = jnp.zeros_like(sums)
+
+        sums[...] += jax.lax.dot_general(
+            inside(dy[...]), inside(matrix[...]), (((1,), (1,)), ((), ())), None, exact
+        )
+
+        @pl.when(step == steps - 1)
+        def end() -> None:
+            row = tile_of[visit] * m + jax.lax.broadcasted_iota(jnp.int32, sums.shape, 0)
+            group = group_of[visit]
+            is_own = (starts[group] <= row) & (row < starts[group + 1])
+            kept = drows[...].astype(exact)  # of the groups before
+            drows[...] = jnp.where(is_own, sums[...], kept).astype(dtype)
+
+    call = pl.pallas_call(
+        kernel,
+        jax.ShapeDtypeStruct((rows, into), dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(pl.cdiv(into, n), visits, steps),
+            in_specs=[
+                pl.BlockSpec((m, k), lambda j, v, i, _, g, t, f: (t[v], i)),
+                pl.BlockSpec((None, n, k), lambda j, v, i, _, g, t, f: (g[v], j, i)),
+            ],
+            out_specs=pl.BlockSpec((m, n), lambda j, v, i, _, g, t, f: (t[v], j)),
+            scratch_shapes=[pltpu.VMEM((m, n), exact)],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary")
+        ),
+        interpret=interpret,
+    )
+    drows: jax.Array = call(*tables, first, dy, kernels)
+    return drows
 
 
 def gradient_of_matrices(

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from .grouped_matmuls import gradient_of_matrices, product_on_tpus
+from .grouped_matmuls import gradient_of_matrices, gradient_of_rows, product_on_tpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +192,9 @@ def _ragged_backward(
     dy_tall = _narrow(dy * narrow_rows.scale, recipe.gradients, (1,), recipe.gradient_range)
     dtype = narrow_kernels.scale.dtype
     if on_tpu:
-        drows = _on_tpu(dy_wide.qvalue, narrow_kernels.qvalue.swapaxes(1, 2), sizes, dy.dtype)
-        drows = drows * dy_wide.scale
+        exact = jnp.issubdtype(dy_wide.qvalue.dtype, jnp.integer)
+        to = jnp.dtype("float32") if exact else dy.dtype
+        drows = gradient_of_rows(dy_wide.qvalue, narrow_kernels.qvalue, sizes, to) * dy_wide.scale
         # Column scales are applied to the rows, which are smaller than all experts' gradients.
         wide_rows = narrow_rows.qvalue.astype(dy.dtype)
         wide_dy = dy_tall.qvalue.astype(dy.dtype) * dy_tall.scale.astype(dy.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices
+from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices, gradient_of_rows
 from mfu_jax.layers.projections.quantization import (
     RECIPES,
     Quantization,
@@ -96,8 +96,9 @@ def test_experts_are_qwixs_to_the_bit(name: str) -> None:
 def test_experts_on_tpus_multiply_the_same_rounded_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interpreted = functools.partial(gradient_of_matrices, interpret=True)
-    monkeypatch.setattr("mfu_jax.layers.projections.quantization.gradient_of_matrices", interpreted)
+    for kernel in (gradient_of_matrices, gradient_of_rows):
+        name_in = f"mfu_jax.layers.projections.quantization.{kernel.__name__}"
+        monkeypatch.setattr(name_in, functools.partial(kernel, interpret=True))
     rows, kernels, dy = normal(0, 128, 8), normal(1, 3, 8, 6), normal(2, 128, 6)
     sizes = jnp.array([40, 0, 80])
     results = []

@@ -55,13 +55,14 @@ def losses_of_one_device(capacity: float) -> list[float]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("capacity", "whole", "expert"),
-    [(-1.0, True, 2), (1.5, False, 2), (1.5, False, 1)],
-    ids=["dropless", "capacity", "capacity, whole experts"],
+    ("capacity", "whole", "expert", "transposed"),
+    [(-1.0, True, 2, 1), (-1.0, True, 1, 2), (1.5, False, 2, 1), (1.5, False, 1, 2)],
+    ids=["dropless", "dropless in two parts", "capacity", "capacity, whole experts"],
 )
 def test_a_mesh_of_eight_gives_the_losses_of_one_device(
-    capacity: float, whole: bool, expert: int
+    capacity: float, whole: bool, expert: int, transposed: int
 ) -> None:
-    axes = {"fsdp": 4 // expert, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
+    fsdp = {"fsdp": 4 // expert // transposed, "fsdp_transpose": transposed}
+    axes = {**fsdp, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
     eight = losses(config(per_device_batch_size=1, capacity_factor=capacity, **axes), 8)
     assert_close_as_float32(eight, losses_of_one_device(capacity), terms=64 * ROWS * LENGTH)

@@ -8,12 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices, gradient_of_rows
 from mfu_jax.layers.projections.quantization import (
     RECIPES,
     Quantization,
+    Shard,
     quantized_dot,
     quantized_ragged_dot,
+    shards_of,
 )
 
 from tests.support.floats import assert_close_as_float32
@@ -113,6 +116,12 @@ def test_experts_on_tpus_multiply_the_same_rounded_values(
         results.append((y[:120], *back(dy.astype(jnp.float32).at[120:].set(0))))
     for got, want in zip(results[1], results[0], strict=True):
         assert_close_as_float32(got, want, terms=128)
+
+
+def test_whole_experts_are_gathered_last() -> None:
+    split = P(("expert", "fsdp", "context"), ("tensor", "fsdp_transpose"), None)
+    assert shards_of(split) == (Shard(1, ("fsdp_transpose",)), Shard(0, ("fsdp", "context")))
+    assert shards_of(P("expert", None, "tensor")) == ()
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import logging
 import re
+import signal
 import sys
 import types
 from collections.abc import Mapping
@@ -340,4 +341,6 @@ def _list() -> str:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # `| head` is no error
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(_list())

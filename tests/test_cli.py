@@ -192,6 +192,15 @@ def test_an_answer_that_cannot_be_written_is_one_line() -> None:
 
 
 @pytest.mark.full
+def test_a_list_that_nobody_reads_to_its_end_is_no_traceback() -> None:
+    for command in ("-m mfu_jax.settings", "-m mfu_jax.cli --help"):
+        done = subprocess.run(
+            f"{sys.executable} {command} | head -0", shell=True, capture_output=True
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.full
 def test_a_terminal_without_unicode_gets_the_answer() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mfu_jax.cli", "published", "palm-540b"],

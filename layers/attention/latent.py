@@ -87,6 +87,7 @@ class LatentAttention(nnx.Module):
             self.indexer = Indexer(spec.indexer, q_width, spec.rope_dim, spec.rope, build)
         self.spec = spec
         self.attention = build.attention
+        self.packed = build.packed
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """[batch, sequence, emb_dim] → the same."""
@@ -106,7 +107,15 @@ class LatentAttention(nnx.Module):
                 found = self.indexer(x, latent, inputs)
         with jax.named_scope("attention_op"):
             picked = None if found is None or found.is_dense else found.keys
-            of = AttentionInputs(q, k, v, inputs.segment_ids, pattern=spec.pattern, picked=picked)
+            of = AttentionInputs(
+                q,
+                k,
+                v,
+                inputs.segment_ids,
+                pattern=spec.pattern,
+                picked=picked,
+                packed=self.packed,
+            )
             context = self._attended(of, found, inputs)
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")

@@ -157,7 +157,7 @@ CONTEXT = "context"
 CUDNN_CONTEXT = "cudnn_context"
 """The same of cuDNN's: `remat` saves it with the sums that its backward kernel reads."""
 _SUPPORTED: dict[str, frozenset[str]] = {}
-_PLATFORMS = {"cudnn_flash": "gpu", "splash": "tpu"}
+_PLATFORMS = {"cudnn_flash": "gpu", "splash": "tpu", "ring_splash": "tpu"}
 _FASTEST = {"tpu": "splash", "gpu": "cudnn_flash"}
 
 
@@ -174,8 +174,22 @@ def register_attention(
     return register
 
 
-def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[str] = ()) -> str:
+def choose_attention(
+    name: str,
+    *,
+    platform: str,
+    dtype: str,
+    needs: Collection[str] = (),
+    cudnn_lacks: Collection[str] = (),
+) -> str:
     """The implementation to use; ``auto``: the platform's fastest that supports the model's needs.
+
+    Args:
+        name: as in `attention=`.
+        platform: of the devices.
+        dtype: of the activations.
+        needs: what the model needs.
+        cudnn_lacks: what cuDNN's does not have on these devices.
 
     Raises:
         ValueError: `name` is a kernel of another platform, or lacks the dtype or a needed feature.
@@ -190,7 +204,8 @@ def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[
     if name == "auto":
         fastest = _FASTEST.get(platform, "dot_product")
         lacks_dtype = fastest == "cudnn_flash" and dtype == "float32"
-        return "dot_product" if lacks_dtype or _lacking(fastest, needs) else fastest
+        lacks = lacks_dtype or _lacking(fastest, needs, cudnn_lacks)
+        return "dot_product" if lacks else fastest
     needed = _PLATFORMS.get(name, platform)
     if needed != platform:
         raise ValueError(
@@ -202,7 +217,7 @@ def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[
             "attention=cudnn_flash needs dtype=bfloat16 or float16; with float32 use "
             "attention=dot_product"
         )
-    if lacking := _lacking(name, needs):
+    if lacking := _lacking(name, needs, cudnn_lacks):
         raise ValueError(
             f"attention={name} does not have {', '.join(lacking)}, which the model needs; "
             "attention=auto takes the fastest that does"
@@ -210,14 +225,20 @@ def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[
     return name
 
 
-def _lacking(name: str, needs: Collection[str]) -> list[str]:
-    return sorted(set(needs) - _SUPPORTED[name])
+def supports(name: str, needs: Collection[str]) -> bool:
+    """Whether an implementation has all that a model needs."""
+    return _SUPPORTED[name] >= set(needs)
+
+
+def _lacking(name: str, needs: Collection[str], cudnn_lacks: Collection[str]) -> list[str]:
+    has = _SUPPORTED[name]
+    return sorted(set(needs) - (has.difference(cudnn_lacks) if name == "cudnn_flash" else has))
 
 
 def attended(name: str, x: AttentionInputs) -> jax.Array:
     """The implementation's result, which `remat` saves as `CONTEXT`."""
     context = ATTENTION_OPS[name](x)
-    if name == "splash":  # names it itself, with the sums that its backward kernel reads
+    if name in ("splash", "ring_splash"):  # named with the sums that their backward kernel reads
         return context
     return checkpoint_name(context, CUDNN_CONTEXT if name == "cudnn_flash" else CONTEXT)
 

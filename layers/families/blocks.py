@@ -269,6 +269,7 @@ def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> Ex
         "activation": config.mlp_activations[0],
         "bias": config.use_bias,
         "capacity_factor": max(config.capacity_factor, 0.0),
+        "slots_by_matmul": config.slots_by_matmul,
         "shared": shared,
         "whole": config.shard_exp_on_fsdp,
         **changes,

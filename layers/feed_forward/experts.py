@@ -49,6 +49,8 @@ class ExpertsSpec:
         clamp: GPT-OSS: gate and input are clipped to this, and 1 is added to the input; 0: neither.
         capacity_factor: each expert takes this many times its even share of a sequence and drops
             the tokens beyond; 0: no token is dropped and nothing is padded.
+        slots_by_matmul: rows move to and from the slots by matmuls with one-hot matrices, as in
+            MaxText's step, instead of gathers.
         weigh_inputs: weights scale the experts' inputs instead of their outputs (Llama 4).
         shared: an MLP for every token; `shared_gate`: a sigmoid of the token scales its output.
         whole: fsdp splits the set of experts instead of their width, and fsdp_transpose the inputs
@@ -61,6 +63,7 @@ class ExpertsSpec:
     bias: bool = False
     clamp: float = 0.0
     capacity_factor: float = 0.0
+    slots_by_matmul: bool = False
     weigh_inputs: bool = False
     shared: MlpSpec | None = None
     shared_gate: bool = False
@@ -247,15 +250,32 @@ class Experts(nnx.Module):
 
     def _with_capacity(self, x: jax.Array, routing: Routing) -> jax.Array:
         """Each expert has slots for its share of a sequence, filled in sequence order."""
+        S, E, k = x.shape[1], self.spec.router.experts, self.spec.router.per_token
+        capacity = min(math.ceil(self.spec.capacity_factor * S * k / E), S * k)
+        chosen = jax.nn.one_hot(routing.experts, E, dtype=jnp.int32)
+        place = jnp.cumsum(chosen.reshape(-1, S * k, E), axis=1).reshape(chosen.shape)
+        move = self._by_matmuls if self.spec.slots_by_matmul else self._by_gathers
+        return move(x, routing, chosen, place, capacity)
+
+    def _by_gathers(
+        self, x: jax.Array, routing: Routing, chosen: jax.Array, place: jax.Array, capacity: int
+    ) -> jax.Array:
+        """Experts of a capacity, whose slots are gathered.
+
+        Args:
+            chosen: 1 where a choice is the expert, else 0: [batch, sequence, choices, experts].
+            place: how many choices the expert has by then, of the same shape.
+            capacity: slots of an expert for a sequence.
+        """
         B, S, D = x.shape
         E, k = self.spec.router.experts, self.spec.router.per_token
-        capacity = min(math.ceil(self.spec.capacity_factor * S * k / E), S * k)
         expert_of = routing.experts.reshape(B, S * k)
         shares = routing.weights.swapaxes(1, 2).reshape(B, S * k, 1).astype(x.dtype)
-        chosen = jax.nn.one_hot(expert_of, E, dtype=jnp.int32)
-        place = jnp.take_along_axis(jnp.cumsum(chosen, axis=1), expert_of[..., None], -1)[..., 0]
-        is_kept = place <= capacity
-        slot = jnp.where(is_kept, expert_of * capacity + place - 1, E * capacity)
+        of_choice = jnp.take_along_axis(place.reshape(B, S * k, E), expert_of[..., None], -1)[
+            ..., 0
+        ]
+        is_kept = of_choice <= capacity
+        slot = jnp.where(is_kept, expert_of * capacity + of_choice - 1, E * capacity)
         slot = slot.reshape(B, S, k).swapaxes(1, 2).reshape(B, S * k)  # in `moved`'s copy order
         # Which choice of which token has a slot; those without one share a slot past the last.
         free = jnp.full((B, E * capacity + 1), S * k)
@@ -263,9 +283,41 @@ class Experts(nnx.Module):
         slots = jax.vmap(functools.partial(moved, k, True))(x, choice, slot)
         if self.spec.weigh_inputs:
             slots = slots * jax.vmap(functools.partial(moved, 1, True))(shares, choice, slot)
-        slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
-        slots = _at_experts(slots, None)
+        out = self._of_slots(slots.reshape(B, E, capacity, D)).reshape(B, E * capacity, -1)
+        back = jax.vmap(functools.partial(moved, 1, True))(out, slot, choice)
+        if not self.spec.weigh_inputs:
+            back = back * shares
+        y: jax.Array = jax.vmap(functools.partial(sum_of_copies, k))(back)
+        return y
 
+    def _by_matmuls(
+        self, x: jax.Array, routing: Routing, chosen: jax.Array, place: jax.Array, capacity: int
+    ) -> jax.Array:
+        """The same by matmuls (MaxText's `generate_masks`): 2 · S · slots · D FLOPs each way."""
+        B, S, _ = x.shape
+        kept = chosen * (place <= capacity)
+        slot = jax.nn.one_hot((kept * place).sum(2), capacity + 1, dtype=x.dtype)[..., 1:]
+        share = (kept * routing.weights[..., None]).sum(2).astype(x.dtype)[..., None] * slot
+        slot, share = (constrain(y, BATCH_AXES).reshape(B, S, -1) for y in (slot, share))
+        there, back = (share, slot) if self.spec.weigh_inputs else (slot, share)
+        with jax.named_scope("dispatch"):
+            slots = self._summed_rows(x, there)
+        out = self._of_slots(slots.reshape(B, -1, capacity, x.shape[-1]))
+        with jax.named_scope("combine"):
+            return self._summed_rows(out.reshape(B, slots.shape[1], -1), back.swapaxes(1, 2))
+
+    def _summed_rows(self, rows: jax.Array, shares: jax.Array) -> jax.Array:
+        """[batch, rows, width] weighted by [batch, rows, places] → [batch, places, width]."""
+        if self.quantization is None:
+            return jnp.einsum("brd,brp->bpd", rows, shares)
+        recipe = self.quantization
+        of_one = jax.vmap(lambda rows, shares: quantized_dot(rows.T, shares, 1, recipe).T)
+        summed: jax.Array = of_one(rows, shares)
+        return summed
+
+    def _of_slots(self, slots: jax.Array) -> jax.Array:
+        """The experts' outputs for their slots: [batch, experts, slots, width] → the same."""
+        slots = _at_experts(constrain(slots, BATCH_AXES), None)
         weights = self._weights()
 
         def placed(product: jax.Array, name: str) -> jax.Array:
@@ -275,12 +327,7 @@ class Experts(nnx.Module):
 
         of_each = functools.partial(self._of_each, weights)
         out = self._mlp(slots, weights, of_each, _slot_by_slot, placed)
-        out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
-        back = jax.vmap(functools.partial(moved, 1, True))(out, slot, choice)
-        if not self.spec.weigh_inputs:
-            back = back * shares
-        y: jax.Array = jax.vmap(functools.partial(sum_of_copies, k))(back)
-        return y
+        return constrain(out, BATCH_AXES, None, None, WIDTH_AXIS)
 
     def _of_each(self, weights: Mapping[str, jax.Array], x: jax.Array, name: str) -> jax.Array:
         """Slots [batch, experts, slots, inputs] with the matrices of a name, expert by expert."""

@@ -299,6 +299,12 @@ def _options(arguments: Arguments) -> Options:
 def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
     flag, name = options.get(PEAK), options.get("hardware")
     if flag is None and name is None:
+        if "dtype" in options:
+            raise UserError(
+                "dtype= is that of a peak; expected hardware= or peak_tflops_per_device= beside it",
+                hint=f"for example hardware=h100 dtype={options['dtype']}; without both, a run's "
+                "MFU is relative to the peak that it logged",
+            )
         return None
     return hardware.resolve_peak(
         None,

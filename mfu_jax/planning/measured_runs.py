@@ -301,7 +301,8 @@ def may_save(plan: Plan, left_out: str) -> float:
         return sum(op["seconds"] for op in plan.ops if "splash" in op["kind"]) / 2
     grouped = [op for op in plan.ops if EXPERTS in op["scope"] and op["kind"] == "matmul"]
     peak = (plan.model_flops or 0) / (plan.mfu or 1.0) / (plan.step_time_seconds or 1.0)
-    at_best = sum(op["flops"] for op in grouped) / (Efficiencies().grouped_matmul * peak or 1.0)
+    share = Efficiencies().grouped_matmul * Efficiencies().tpu_matmul
+    at_best = sum(op["flops"] for op in grouped) / (share * peak or 1.0)
     return max(0.0, sum(op["seconds"] for op in grouped) - at_best)
 
 

@@ -33,6 +33,7 @@ class FileLock:
 
     Attributes:
         warnings: a takeover, or why the lock does not protect (e.g. no locks on the file system).
+        has_superseded: it has taken over an earlier lock of this process.
         is_superseded: a later lock of this process has taken it over.
 
     Raises:
@@ -41,16 +42,17 @@ class FileLock:
 
     def __init__(self, path: Path, what: str) -> None:
         self.warnings: Sequence[str] = ()
-        self.is_superseded = False
+        self.has_superseded = self.is_superseded = False
         self._path = Path(os.path.realpath(path))
         self._what = what
         self._descriptor: int | None = None
         if (earlier := _HELD.get(self._path)) is not None:
             self._descriptor, earlier._descriptor = earlier._descriptor, None
-            earlier.is_superseded = True
+            self.has_superseded = earlier.is_superseded = True
             self.warnings = [
-                f"{what} is still open in this process, by a logger that was not closed; close a "
-                f"logger before the next one opens its files"
+                f"{what} is still open in this process, by a logger that was not closed, and now "
+                "belongs to the new one; close a logger before the next one opens its files, or, "
+                "for two steps of a loop, share one: instrument(update, logger=rollout.logger)"
             ]
         else:
             self._acquire()

@@ -49,6 +49,7 @@ __all__ = [
     "reached_preemption_sync_point",
     "remat_p",
     "scan_groups",
+    "set_cuda_capability",
     "set_xla_metadata",
     "split_torus",
     "text_with_large_constants",
@@ -240,6 +241,21 @@ def topology_devices(platform: str, topology: str, **options: Any) -> list[Any]:
     if platform == "cuda":
         options, topology = {**options, "topology": topology}, "gpu"
     return list(topologies.get_topology_desc(topology, platform, **options).devices)
+
+
+def set_cuda_capability(capability: str) -> None:
+    """Makes JAX's checks of cuDNN attention those of absent GPUs, for the rest of this process.
+
+    They ask an attached GPU, and without one refuse heads wider than 128.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    def parts(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    checks: Any = fused_attention_stablehlo
+    checks.check_compute_capability = lambda least: parts(capability) >= parts(least)
+    checks.is_cuda_compute_capability_equal = lambda wanted: parts(capability) == parts(wanted)
 
 
 def split_torus(shape: Sequence[int], devices: Sequence[Any]) -> Any:

@@ -171,6 +171,13 @@ def test_the_text_names_file_peak_and_conventions(
         assert words in text
 
 
+def test_a_dtype_without_the_peak_that_it_is_of_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["report", str(METRICS), "dtype=fp8"]) == 2
+    assert "expected hardware= or peak_tflops_per_device= beside it" in capsys.readouterr().err
+
+
 def stopped_run(folder: Path) -> WrittenLog:
     """Two processes: ten steps of 1 s, of which the second does five again; 4 s between them."""
     log = WrittenLog(folder)
@@ -217,11 +224,21 @@ def test_the_text_shows_the_ledger_of_the_time(
 
 def test_without_a_run_log_the_wall_clock_is_not_known(report: Report, tmp_path: Path) -> None:
     stopped_run(tmp_path).path.unlink()
-    answer = report(tmp_path)
+    _has_no_wall_clock(report(tmp_path))
+
+
+def test_a_run_log_that_cannot_be_read_is_not_said_to_be_missing(
+    report: Report, tmp_path: Path
+) -> None:
+    stopped_run(tmp_path).path.write_bytes(b"\xff, not a log\n")
+    _has_no_wall_clock(report(tmp_path))
+
+
+def _has_no_wall_clock(answer: dict[str, Any]) -> None:
     for name in ("goodput", "effective_mfu", "wall_seconds", "lost_steps"):
         assert answer[name] is None, name
     assert answer["time"] == {**dict.fromkeys(CATEGORIES), "train": 15.0}
-    assert "no run log lies beside the file" in answer["notes"][0]
+    assert "no run log that can be read lies beside the file" in answer["notes"][0]
 
 
 def test_without_a_measured_step_the_time_is_still_known(report: Report, tmp_path: Path) -> None:

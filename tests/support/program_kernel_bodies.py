@@ -1,6 +1,7 @@
 """Programs of kernels that are read from their bodies, or from nothing but their shapes.
 
-Pallas for TPUs without a grid, Mosaic GPU and megablox; cuDNN's FP8 attention.
+Pallas for TPUs without a grid, Mosaic GPU and megablox; cuDNN's attention in FP8, and with values
+narrower than keys.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from mfu_jax.layers.attention import kernels as attention_kernels  # noqa: F401, they register themselves
+from mfu_jax.layers.attention.ops import ATTENTION_OPS, AttentionInputs
+
+from mfu_jax.util.jax_internals import set_cuda_capability
 
 SIZE = 128
 M, N, K = 256, 384, 512  # of the matmul on tensor cores
@@ -17,6 +22,7 @@ GROUPS, ROWS, WIDTH, HIDDEN, TILE = 4, 512, 128, 256, 128  # of megablox
 TAIL_IN, TAIL_OUT, TAIL_TILE = 384, 640, 256  # of XLA's grouped matmul
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 256, 2, 64  # of attention on tensor cores
 FP8_SHAPE = (2, 256, 4, 128)
+NARROW_SHAPE, KEY_WIDTH, VALUE_WIDTH = (2, 256, 4), 192, 128  # DeepSeek-V3's widths of heads
 PAGES, PAGE, PAGES_OF_A_SEQUENCE, SEQUENCES = 16, 16, 8, 4  # of paged attention
 QUERY_HEADS, KEY_HEADS = 8, 2
 
@@ -125,6 +131,19 @@ def cudnn_fp8(q: jax.Array, k: jax.Array, v: jax.Array, one: jax.Array) -> Any:
     return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
 
 
+def cudnn_narrow_values(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    """cuDNN's causal attention with values narrower than keys, and its gradients."""
+    set_cuda_capability("9.0")
+    return jax.value_and_grad(causal_attention, (1, 2, 3))("cudnn_flash", q, k, v)
+
+
+def causal_attention(name: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The sum of the result of one of the layers' implementations."""
+    segments = jnp.ones(q.shape[:2], jnp.int32)
+    context = ATTENTION_OPS[name](AttentionInputs(q, k, v, segments, packed=False))
+    return context.astype(jnp.float32).sum()
+
+
 _CACHE = _of(KEY_HEADS, PAGES, PAGE, HEAD_DIM * 2)
 
 Kernel = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -159,6 +178,10 @@ KERNELS: dict[str, dict[str, Kernel]] = {
         "wgmma_attention": (
             wgmma_attention,
             (_of(BATCH, LENGTH, HEADS, HEAD_DIM, dtype=jnp.float16),) * 3,
+        ),
+        "cudnn_narrow_values": (
+            cudnn_narrow_values,
+            (*(_of(*NARROW_SHAPE, KEY_WIDTH),) * 2, _of(*NARROW_SHAPE, VALUE_WIDTH)),
         ),
         "cudnn_fp8": (
             cudnn_fp8,

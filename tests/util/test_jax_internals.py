@@ -27,6 +27,7 @@ PURPOSES = {
     "jax.extend.core.primitives": "names of the primitives that cost no FLOPs",
     "jax.extend.core.primitives.remat_p": "tracing with jax.checkpoint switched off",
     "jax.interpreters.partial_eval.dce_jaxpr": "dead code is not counted",
+    "jax._src.cudnn.fused_attention_stablehlo": "cuDNN attention is compiled for absent GPUs",
     "jax._src.compiler": "a step that another process lowered is compiled",
     "jax._src.state.discharge.discharge_state": "what branches read from a jax.Ref is known",
     "jax._src.interpreters.mlir": "a step that another process lowered is parsed",

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
-from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
+from mfu_jax.logger.records.step_cost import TOLERANCE, StepCost, StepRates, add_costs
 from mfu_jax.util.formatting import counted, loss_text, percent, readable, seconds_text, strict
 from mfu_jax.verdict import COLUMNS, NOTABLE, Verdict
 
@@ -252,7 +252,9 @@ def _phase_line(name: str, values: Mapping[str, float]) -> str:
     if (rate := values.get("tflops_per_sec_per_device")) is None:
         return text
     utilisation = f"MFU {percent(values.get('mfu'))}, HFU {percent(values.get('hfu'))}"
-    return f"{text}, {readable(rate)} TFLOP/s/device, {utilisation}"
+    is_possible = max(values.get("mfu", 0.0), values.get("hfu", 0.0)) <= 1 + TOLERANCE
+    end = "" if is_possible else ", impossible: over 100%"
+    return f"{text}, {readable(rate)} TFLOP/s/device, {utilisation}{end}"
 
 
 _MEANS = {

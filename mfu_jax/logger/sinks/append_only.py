@@ -69,7 +69,9 @@ class AppendOnlySink(Sink):
 
     def _prepare(self, resume_from_step: int) -> None:
         """Prepares what an earlier run has left."""
-        if self.path.exists() and self.path.stat().st_size:
+        lock = self._target.lock
+        has_writer = lock is not None and lock.has_superseded  # which goes on with its file
+        if self.path.exists() and (has_writer or self.path.stat().st_size):
             if resume_from_step:
                 self._resume(resume_from_step)
             else:
@@ -86,6 +88,11 @@ class AppendOnlySink(Sink):
             lock=self._target.lock,
             fsync_seconds=self.fsync_seconds,
         )
+
+    @property
+    def _is_superseded(self) -> bool:
+        """Whether a later logger of this process owns the path; this one keeps its file."""
+        return self._target.lock is not None and self._target.lock.is_superseded
 
     def _append(self, piece: bytes) -> None:
         self._file.append(piece)

@@ -80,6 +80,8 @@ class CsvSink(AppendOnlySink):
         }
 
     def _add_columns(self, new: Iterable[str]) -> None:
+        if self._is_superseded:
+            raise RecordError(f"{self.path} is now the table of a later logger of this process")
         columns = [*self._columns, *new]
         if self._columns:
             self._file.find_again()  # its rows are read back

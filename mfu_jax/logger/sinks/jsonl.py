@@ -65,6 +65,8 @@ class JsonlSink(AppendOnlySink):
         self._append(b"".join(map(self._line, records)))
 
     def write_summary(self, summary: Summary) -> None:
+        if self._is_superseded:  # the name is that of the later logger's totals
+            return
         path = self.path.with_name(f"{self.path.name}.summary.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [f"{json.dumps(summary.to_json(), indent=2)}\n".encode()])
@@ -72,11 +74,8 @@ class JsonlSink(AppendOnlySink):
     def _line(self, record: StepRecord) -> bytes:
         row = (record.step, record.unix_seconds, *record.scalars.values())
         try:
-            if (
-                _PLAIN_NUMBERS.issuperset(map(type, row))
-                and all(map(math.isfinite, row))
-                and not (record.flags or record.notes)
-            ):
+            is_plain = _PLAIN_NUMBERS.issuperset(map(type, row)) and math.isfinite(sum(row))
+            if is_plain and not (record.flags or record.notes):
                 return self._filled(record, row).encode()
             return _ENCODER.encode(as_json(record, self._names.of)).encode() + b"\n"
         except (TypeError, ValueError, OverflowError) as error:

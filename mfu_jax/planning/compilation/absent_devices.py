@@ -17,12 +17,15 @@ def absent_devices(request: Mapping[str, Any]) -> list[Any]:
         request: `platform` and `topology` as JAX names them, `slices`, and for GPUs
             `target_config`, XLA's text proto.
     """
-    from mfu_jax.util.jax_internals import topology_devices
+    from mfu_jax.util.jax_internals import set_cuda_capability, topology_devices
 
     options = {"target_config": request["target_config"]}
     if request["platform"] == "tpu":
         options = tpu_options(request)
-    return topology_devices(request["platform"], request["topology"], **options)
+    devices = topology_devices(request["platform"], request["topology"], **options)
+    if request["platform"] == "cuda":
+        set_cuda_capability(devices[0].compute_capability)
+    return devices
 
 
 def tpu_options(request: Mapping[str, Any]) -> dict[str, Any]:

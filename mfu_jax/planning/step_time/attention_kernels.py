@@ -95,7 +95,7 @@ def time_on_tpu(
     peak = chip.peak_flops_per_sec("bf16")
     cores = round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1
     pairs = flops / (2 * sum(widths))
-    steps = math.prod(queries.dims[:-2]) * _grid_steps(record)
+    steps = record.grid_steps or math.prod(queries.dims[:-2]) * _grid_steps(record)
     if constant_maximum and "O" in products:  # the forward kernel
         pairs *= _CONSTANT_MAXIMUM
     cycles = pairs / _PAIRS_PER_CYCLE + steps * len(products) * _CYCLES_PER_MATMUL

@@ -85,7 +85,7 @@ def read_attempts(run: str | os.PathLike[str]) -> list[AttemptOnRunClock]:
     attempts, _ = read_attempts_of(metrics_file)
     if not attempts:
         raise UserError(
-            f"there is no run log beside {str(metrics_file)!r}",
+            f"there is no run log that can be read beside {str(metrics_file)!r}",
             hint="usually the metrics file was copied without it; copy "
             f"{metrics_file.name}.events.0.jsonl, too",
         )
@@ -304,5 +304,5 @@ def of_metrics(run: MetricsRun) -> RunTime:
         restarts=run.restarts,
         median_seconds=summary.median_seconds,
         time={"train": trained},
-        notes=("no run log lies beside the file: wall clock and goodput are not known",),
+        notes=("no run log that can be read lies beside the file: no wall clock, no goodput",),
     )

@@ -51,6 +51,7 @@ def test_what_only_a_config_json_sets_is_not_an_override() -> None:
         ({"num_experts_per_tok": 3, "num_experts": 2}, "num_experts_per_tok=3 contradicts"),
         ({"first_num_dense_layers": 3}, "first_num_dense_layers=3 contradicts"),
         ({"num_query_heads": 3, "num_kv_heads": 2}, "num_query_heads=3 is not a multiple"),
+        ({"attention_type": "locl_sliding"}, "(?s)expected .*did you mean 'local_sliding'"),
         ({"packed_document_lengths": [9, 9], "max_target_length": 16}, "sum to 18"),
         ({"image_size_for_vit": [8, 8, 3]}, "height and width"),
         ({"num_exprts": 3}, "unknown key 'num_exprts'\nhint: did you mean 'num_experts'"),

@@ -12,6 +12,7 @@ import pytest
 from mfu_jax.layers.attention import kernels as attention_kernels  # noqa: F401, they register themselves
 from mfu_jax.layers.attention.ops import (
     ATTENTION_OPS,
+    VALUE_DIM,
     AttentionInputs,
     AttentionPattern,
     SplashBlocks,
@@ -155,6 +156,15 @@ def test_auto_takes_the_fastest_that_has_what_the_model_needs() -> None:
     assert choose_attention("auto", platform="gpu", dtype="bfloat16", needs=needs) == "dot_product"
     with pytest.raises(ValueError, match="attention=cudnn_flash does not have attention sinks"):
         choose_attention("cudnn_flash", platform="gpu", dtype="bfloat16", needs=needs)
+
+
+def test_cudnn_has_values_narrower_than_keys_where_the_device_has() -> None:
+    options: dict[str, Any] = {"platform": "gpu", "dtype": "bfloat16", "needs": {VALUE_DIM}}
+    assert choose_attention("auto", **options) == "cudnn_flash"
+    assert choose_attention("auto", **options, cudnn_lacks=[VALUE_DIM]) == "dot_product"
+    assert choose_attention("dot_product", **options, cudnn_lacks=[VALUE_DIM]) == "dot_product"
+    with pytest.raises(ValueError, match="does not have values narrower than keys"):
+        choose_attention("cudnn_flash", **options, cudnn_lacks=[VALUE_DIM])
 
 
 def test_cudnn_is_refused_in_float32() -> None:

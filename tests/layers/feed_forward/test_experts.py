@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.feed_forward.experts import Experts, ExpertsSpec
@@ -56,9 +57,20 @@ def test_dropless_experts_are_the_weighted_sum_of_the_chosen() -> None:
 
 
 @pytest.mark.full
-def test_experts_of_a_capacity_drop_what_comes_after_it_is_full() -> None:
+@pytest.mark.parametrize("weigh_inputs", [False, True])
+@pytest.mark.parametrize("by_matmul", [False, True])
+def test_experts_of_a_capacity_drop_what_comes_after_it_is_full(
+    by_matmul: bool, weigh_inputs: bool
+) -> None:
     router = RouterSpec(experts=E, per_token=2)
-    layer = ExpertsSpec(router=router, hidden=F, capacity_factor=1.0).make(tiny_builder(D))
+    spec = ExpertsSpec(
+        router=router,
+        hidden=F,
+        capacity_factor=1.0,
+        slots_by_matmul=by_matmul,
+        weigh_inputs=weigh_inputs,
+    )
+    layer = spec.make(tiny_builder(D))
     routing = layer.router(jnp.asarray(X), inputs())
     capacity = -(-S * 2 // E)
     want = np.zeros_like(X)
@@ -71,9 +83,25 @@ def test_experts_of_a_capacity_drop_what_comes_after_it_is_full() -> None:
                 taken[number] += 1
                 dropped += taken[number] > capacity
                 if taken[number] <= capacity:
-                    want[b, s] += float(weight) * expert(layer, number, X[b, s])
+                    before, after = (weight, 1.0) if weigh_inputs else (1.0, weight)
+                    out = expert(layer, number, float(before) * X[b, s])
+                    want[b, s] += float(after) * out
     assert dropped
     assert_close_as_float32(layer(jnp.asarray(X), inputs()), want, terms=F * D)
+
+
+def test_moving_rows_by_matmuls_has_the_gradients_of_gathers() -> None:
+    spec = ExpertsSpec(router=RouterSpec(experts=E, per_token=2), hidden=F, capacity_factor=1.0)
+    layer = spec.make(tiny_builder(D))
+
+    def gradients(by_matmul: bool) -> Any:
+        layer.spec = dataclasses.replace(spec, slots_by_matmul=by_matmul)
+        graph, weights = nnx.split(layer)
+        loss = jax.grad(lambda w, x: (nnx.merge(graph, w)(x, inputs()) ** 2).sum(), (0, 1))
+        return jax.tree.leaves(loss(weights, jnp.asarray(X)))
+
+    for by_matmul, by_gather in zip(gradients(True), gradients(False), strict=True):
+        assert_close_as_float32(by_matmul, by_gather, terms=F * D * S)
 
 
 @pytest.mark.full

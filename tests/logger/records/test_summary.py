@@ -56,6 +56,18 @@ def test_means_of_records_are_those_of_a_summary() -> None:
     assert perf_means([]) == {}
 
 
+def test_a_phase_faster_than_its_peak_is_marked() -> None:
+    phases = {
+        name: {"times": 2, "seconds": 1.0, "tflops_per_sec_per_device": mfu, "mfu": mfu, "hfu": mfu}
+        for name, mfu in (("rollout", 0.4), ("update", 6.3))
+    }
+    rollout, update = (
+        row for row in Summary(steps=2, phases=phases).render().splitlines() if "phase" in row
+    )
+    assert rollout.endswith("MFU 40.0%, HFU 40.0%")
+    assert update.endswith("MFU 630.0%, HFU 630.0%, impossible: over 100%")
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 100])
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9, 0.99, 1.0])
 def test_percentiles_are_numpys(count: int, fraction: float) -> None:

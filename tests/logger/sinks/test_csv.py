@@ -111,6 +111,17 @@ def test_a_new_run_keeps_the_table_of_an_earlier_one(tmp_path: Path) -> None:
     assert "previous1" in sink.warnings[0]
 
 
+def test_a_later_loggers_table_gets_no_row_of_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    first, second = CsvSink(path), CsvSink(path)
+    second.write(record(10, a=1.0))
+    with pytest.raises(RecordError, match="later logger of this process"):
+        first.write(record(0, b=2.0))
+    first.close()
+    second.close()
+    assert [row["step"] for row in read(path)] == ["10"]
+
+
 def test_another_kind_of_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("name,age\nAda,36\n")

@@ -308,6 +308,22 @@ def test_a_logger_that_was_not_closed_keeps_its_own_file(tmp_path: Path) -> None
     assert steps_of(tmp_path / "metrics.jsonl.previous1") == [0, 1]
 
 
+def test_two_open_loggers_do_not_mix_records_or_totals(tmp_path: Path) -> None:
+    """Two instrumented steps of one loop with one run_dir: neither has written anything yet."""
+    path = tmp_path / "metrics.jsonl"
+    first, second = JsonlSink(path), JsonlSink(path)
+    for step in range(2):
+        first.write(record(step))
+        second.write(record(10 + step))
+    second.write_summary(Summary(steps=7))
+    first.write_summary(Summary(steps=2))
+    first.close()
+    second.close()
+    assert steps_of(path) == [10, 11]
+    assert steps_of(tmp_path / "metrics.jsonl.previous1") == [0, 1]
+    assert json.loads((tmp_path / "metrics.jsonl.summary.json").read_text())["steps"] == 7
+
+
 def test_what_a_killed_rewrite_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(3))

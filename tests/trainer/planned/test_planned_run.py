@@ -168,10 +168,6 @@ def test_calibration_of_no_quantisation_is_named():
             {"other_flags": {"context_parallel_strategy": "ulysses"}},
             "context_parallel_strategy=ulysses (context parallelism)",
         ),
-        (
-            {"other_flags": {"context_parallel_strategy": "ring"}},
-            "context_parallel_strategy=ring, in kernels as the run's (context parallelism)",
-        ),
         ({"attention": "paged"}, "attention=paged (attention kernel)"),
         (
             {"model_name": "mixtral-8x7b", "other_flags": {"sparse_matmul": False}},
@@ -183,6 +179,14 @@ def test_a_setting_that_makes_another_program_is_no_detail(keys, work):
     found = reference_keys(read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", **keys}))
     assert found.other_work == (work,)
     assert found.notes({}) == ()
+
+
+def test_a_ring_on_tpus_is_followed():
+    flags = {"context_parallel_strategy": "ring", "context_parallel_load_balance": True}
+    run = read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "other_flags": flags})
+    keys, lost = reference_keys(run)
+    assert keys["context_parallel_strategy"] == "ring"
+    assert lost == ()
 
 
 def test_details_are_told_by_the_time_that_they_may_change():

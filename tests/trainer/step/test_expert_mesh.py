@@ -49,20 +49,35 @@ def losses(c: pyconfig.Config, devices: int) -> list[float]:
 
 
 @functools.cache
-def losses_of_one_device(capacity: float) -> list[float]:
-    return losses(config(per_device_batch_size=ROWS, capacity_factor=capacity), 1)
+def losses_of_one_device(capacity: float, by_matmul: bool) -> list[float]:
+    keys = {"capacity_factor": capacity, "slots_by_matmul": by_matmul}
+    return losses(config(per_device_batch_size=ROWS, **keys), 1)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("capacity", "whole", "expert", "transposed"),
-    [(-1.0, True, 2, 1), (-1.0, True, 1, 2), (1.5, False, 2, 1), (1.5, False, 1, 2)],
-    ids=["dropless", "dropless in two parts", "capacity", "capacity, whole experts"],
+    ("capacity", "by_matmul", "whole", "expert", "transposed"),
+    [
+        (-1.0, False, True, 2, 1),
+        (-1.0, False, True, 1, 2),
+        (1.5, False, False, 2, 1),
+        (1.5, True, False, 2, 1),
+        (1.5, False, False, 1, 2),
+    ],
+    ids=[
+        "dropless",
+        "dropless in two parts",
+        "capacity",
+        "capacity, by matmuls",
+        "capacity, whole experts",
+    ],
 )
 def test_a_mesh_of_eight_gives_the_losses_of_one_device(
-    capacity: float, whole: bool, expert: int, transposed: int
+    capacity: float, by_matmul: bool, whole: bool, expert: int, transposed: int
 ) -> None:
     fsdp = {"fsdp": 4 // expert // transposed, "fsdp_transpose": transposed}
     axes = {**fsdp, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
-    eight = losses(config(per_device_batch_size=1, capacity_factor=capacity, **axes), 8)
-    assert_close_as_float32(eight, losses_of_one_device(capacity), terms=64 * ROWS * LENGTH)
+    slots = {"capacity_factor": capacity, "slots_by_matmul": by_matmul}
+    eight = losses(config(per_device_batch_size=1, **slots, **axes), 8)
+    one = losses_of_one_device(capacity, by_matmul)
+    assert_close_as_float32(eight, one, terms=64 * ROWS * LENGTH)

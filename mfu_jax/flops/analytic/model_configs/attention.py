@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.model_configs.group import FieldGroup, field_group, hugging_face
 from mfu_jax.flops.exact import Number
+
+AttentionType = Literal[
+    "global", "local_sliding", "chunk", "mla", "full", "compressed", "block_diffusion"
+]
+"""MaxText's kinds; a mixed family's layers have masks of their own, whatever is given."""
 
 
 @field_group
@@ -31,7 +38,7 @@ class AttentionConfig(FieldGroup):
     num_query_heads: int = 0
     num_kv_heads: int = 0
     head_dim: int = 0
-    attention_type: str = "global"
+    attention_type: AttentionType = "global"
     attention_bias: bool = False
     use_qk_norm: bool = False
     sliding_window_size: int = 0

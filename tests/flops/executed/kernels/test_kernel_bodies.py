@@ -136,6 +136,26 @@ def test_cudnns_fp8_attention() -> None:
     assert executed.unaccounted == ()
 
 
+def test_cudnns_attention_with_narrow_values_multiplies_what_einsums_do_below_the_diagonal() -> (
+    None
+):
+    batch, length, heads = programs.NARROW_SHAPE
+    q, v = (
+        jax.ShapeDtypeStruct((*programs.NARROW_SHAPE, width), jnp.bfloat16)
+        for width in (programs.KEY_WIDTH, programs.VALUE_WIDTH)
+    )
+    gradients = jax.value_and_grad(programs.causal_attention, (1, 2, 3))
+    einsums = executed_flops(
+        jax.jit(gradients, static_argnums=0).lower("dot_product", q, q, v).compile()
+    )
+    cudnn = count("h100_cudnn_narrow_values")
+    assert cudnn.forward * 2 * length == einsums.forward * (length + 1)
+    assert cudnn.backward * 2 * length == einsums.backward * (length + 1)
+    scores = 2 * batch * heads * (length * (length + 1) // 2) * programs.KEY_WIDTH
+    assert cudnn.rematerialized == scores
+    assert cudnn.unaccounted == ()
+
+
 VISIT = 2 * programs.TILE * programs.WIDTH * programs.HIDDEN  # a tile of rows times one group
 TILES = programs.ROWS // programs.TILE
 

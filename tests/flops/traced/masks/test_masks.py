@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.flops.traced.masks.declared import attention_mask
 from mfu_jax.flops.traced.masks.pairs import Band, Chunks, document_pairs, read_pairs
+from tests.support.program_kernel_bodies import causal_attention
 from tests.support.small_functions import shape
 
 B, S, H, D = 2, 12, 4, 8
@@ -250,6 +252,22 @@ def test_cudnn_attention(monkeypatch, window):
     kept = sum(min(i + 1, window or S) for i in range(S))
     assert count.by_mask == {f"window {window}" if window else "causal": 3 * dense}
     assert count.total_in("exact") == 3 * 2 * 2 * B * N * kept * width
+
+
+def test_cudnn_attention_with_values_narrower_than_keys(monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91300)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda least: True)
+    q, v = (shape(2, 256, 4, width, dtype=jnp.bfloat16) for width in (192, 128))
+    gradients = jax.value_and_grad(causal_attention, (1, 2, 3))
+    einsums, cudnn = (
+        count_model_flops(functools.partial(gradients, name), q, q, v)
+        for name in ("dot_product", "cudnn_flash")
+    )
+    assert (cudnn.forward, cudnn.backward) == (einsums.forward, einsums.backward)
+    assert cudnn.by_mask == {"causal": einsums.total}
+    assert cudnn.total_in("exact") * 2 * 256 == einsums.total * 257
 
 
 @pytest.mark.parametrize("inside", [True, False])

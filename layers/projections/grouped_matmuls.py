@@ -183,7 +183,15 @@ def _times_transposed(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary")
         ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * rows * out * into,
+            bytes_accessed=dy.nbytes * pl.cdiv(into, n)
+            + kernels.nbytes // groups * tables[1].size
+            + rows * into * jnp.dtype(dtype).itemsize,
+            transcendentals=0,
+        ),
         interpret=interpret,
+        name="gmm_of_transposed",
     )
     drows: jax.Array = call(*tables, first, dy, kernels)
     return drows
@@ -209,8 +217,13 @@ def _tiling(rows: jax.Array, *widths: int, groups: int) -> tuple[int, ...]:
     """Tiles of a kernel's rows and of its matrices' widths."""
     # Tiles shorter than groups: a tile that two groups share is multiplied twice.
     few = rows.shape[0] // (_TILES_OF_A_GROUP * groups)
-    columns = (min(_TILE, -(-width // _LANES) * _LANES) for width in widths)
-    return (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
+    return (_tile(rows.shape[0], max(few, _FEW_ROWS)), *map(_columns, widths))
+
+
+def _columns(width: int) -> int:
+    """Columns of a block: whole lanes, as few blocks as possible, as even as possible."""
+    even = -(-width // -(-width // _TILE))
+    return -(-even // _LANES) * _LANES
 
 
 def has_tiles(rows: int) -> bool:

@@ -224,4 +224,17 @@ def test_what_maxtexts_loss_may_need_more(flags, peak, again, fits, words):
     ],
 )
 def test_tokamaxs_kernel_may_subtract_a_constant(splash, is_constant):
-    assert read_run({**RUN, "splash": splash}).has_constant_maximum == is_constant
+    assert read_run({**RUN, "splash": splash}).attention.constant_maximum == is_constant
+
+
+@pytest.mark.parametrize(
+    ("splash", "skips"),
+    [
+        ({}, (False, False)),
+        ({"dq_reduction_steps": 3}, (False, False)),
+        ({"use_tokamax_splash": True}, (True, False)),
+        ({"use_tokamax_splash": True, "dq_reduction_steps": 3}, (True, True)),
+    ],
+)
+def test_tokamaxs_kernels_have_no_steps_for_masked_blocks(splash, skips):
+    assert read_run({**RUN, "splash": splash}).attention[1:] == skips

@@ -36,6 +36,8 @@ def model_type(*names: str) -> Callable[[Translate], Translate]:
 def decoder(c: Fields, **changes: Any) -> ModelConfig:
     """A decoder with RMSNorm, rotary positions and a gated MLP, unless overridden by `changes`.
 
+    Attention is latent (MLA) if the model type has its fields.
+
     Raises:
         UserError: names the field that is missing or wrong.
     """
@@ -56,7 +58,7 @@ def decoder(c: Fields, **changes: Any) -> ModelConfig:
         **changes,
     }
     if "num_query_heads" not in values:
-        values.update(heads(c))
+        values.update(latent(c) if c.knows("kv_lora_rank") else heads(c))
     if "mlp_dim" not in values:
         values["mlp_dim"] = c.size("intermediate_size")
     if "sliding_window_size" not in values:
@@ -82,6 +84,25 @@ def heads(c: Fields, *, floor: bool = False, derived: bool = False) -> dict[str,
     else:
         head_dim = c.size("head_dim")
     return {"num_query_heads": query_heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+
+
+def latent(c: Fields) -> dict[str, Any]:
+    """Heads, ranks and widths of MLA."""
+    query_heads = c.size("num_attention_heads")
+    nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim", zero=True)
+    if c.has("num_key_value_heads") and query_heads // c.size("num_key_value_heads") != 1:
+        c.fail("num_key_value_heads", f"expected num_attention_heads={query_heads}")
+    return {
+        "attention_type": "mla",
+        "num_query_heads": query_heads,
+        "num_kv_heads": query_heads,
+        "head_dim": nope + rope,
+        "q_lora_rank": c.optional_size("q_lora_rank"),
+        "kv_lora_rank": c.size("kv_lora_rank"),
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": c.size("v_head_dim", c.size("hidden_size") // query_heads),
+    }
 
 
 def equal_heads(c: Fields) -> dict[str, int]:
@@ -167,41 +188,44 @@ def moe_where(c: Fields, where: Where) -> list[str]:
     return ["dense" if kind == "dense" else "moe" for kind in kinds]
 
 
-def experts(
-    c: Fields,
-    count: str,
-    hidden: str = "moe_intermediate_size",
-    used: str = "num_experts_per_tok",
-    *,
-    where: Where | None = None,
-    shared: str = "",
-) -> dict[str, Any]:
-    """Number of experts, number used per token, and their hidden width.
+# What model types call the same: the first name of a row that a type knows is the one it reads.
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+_USED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_WIDTH = (
+    "shared_intermediate_size",
+    "shared_expert_intermediate_size",
+    "share_expert_dim",
+    "moe_shared_expert_intermediate_size",
+)
+
+
+def experts(c: Fields, where: Where | None = None) -> dict[str, Any]:
+    """Number of experts, number used per token, their hidden width, and the shared experts.
 
     Args:
         where: the layers that have them; None: not said here.
-        shared: the field with the number of shared experts of the same width.
     """
+    count, used = c.named(*_EXPERTS), c.named(*_USED)
     number, chosen = c.size(count), c.size(used)
     if chosen > number:
         c.fail(used, f"expected at most {count}={number}")
     return {
         "num_experts": number,
         "num_experts_per_tok": chosen,
-        "moe_mlp_dim": c.size(hidden),
+        "moe_mlp_dim": c.size(c.named(*_WIDTH)),
         **({} if where is None else {"feed_forward_types": moe_where(c, where)}),
-        **({"shared_experts": c.optional_size(shared)} if shared else {}),
+        **_shared_experts(c),
     }
 
 
-def deepseek_experts(c: Fields, where: Where) -> dict[str, Any]:
-    """Routed and shared experts under DeepSeek's names."""
-    return experts(c, "n_routed_experts", where=where, shared="n_shared_experts")
-
-
-def shared_expert(c: Fields, name: str = "shared_intermediate_size") -> dict[str, int]:
-    """One shared expert of the width in this field; none if it is 0."""
-    width = c.optional_size(name)
+def _shared_experts(c: Fields) -> dict[str, int]:
+    """Shared experts as wide as the routed ones, or one of its own width; none if that is 0."""
+    if name := c.named(*_SHARED):
+        return {"shared_experts": c.optional_size(name)}
+    name = c.named(*_SHARED_WIDTH)
+    width = c.optional_size(name) if name else 0
     return {"shared_experts": 1, "shared_expert_dim": width} if width else {}
 
 

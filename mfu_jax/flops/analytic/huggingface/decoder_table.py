@@ -17,7 +17,6 @@ from mfu_jax.flops.analytic.huggingface.common import (
     Where,
     checked_length,
     decoder,
-    deepseek_experts,
     equal_heads,
     every,
     experts,
@@ -26,10 +25,8 @@ from mfu_jax.flops.analytic.huggingface.common import (
     heads,
     layer_types,
     refuse,
-    shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.latent import latent
 from mfu_jax.flops.analytic.huggingface.mixtures import delta_net, qwen_experts
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -83,13 +80,9 @@ def _listed(default: Callable[[int], str]) -> FieldValue:
     return lambda c: layer_types(c, default)
 
 
-def _experts(*names: str, where: Where = 0, shared: str = "") -> FieldValues:
-    """Experts in every layer, or in some; `names` as of `common.experts`."""
-    return lambda c: experts(c, *names, where=where, shared=shared)
-
-
-def _deepseek(where: Where = "first_k_dense_replace") -> FieldValues:
-    return lambda c: deepseek_experts(c, where)
+def _experts(where: Where = 0) -> FieldValues:
+    """Experts in every layer, or in some."""
+    return lambda c: experts(c, where)
 
 
 def _late_windows(c: Fields) -> list[str]:
@@ -267,7 +260,7 @@ _DENSE = {
         attention_bias=False,
         mlp_dim=_wider(4),
     ),
-    ("youtu", "minicpm3"): _llama(latent),
+    ("youtu", "minicpm3"): _llama(),
     ("qwen3_5_text",): _llama(delta_net),
 }
 
@@ -366,72 +359,50 @@ _GPT = {
     ),
 }
 
-_LOCAL = ("num_local_experts", "intermediate_size")
+_LATER = _experts("first_k_dense_replace")
 _LARA = ("linear_attention", SLIDING, "linear_attention", FULL, SLIDING)
 _MIXTURES = {
-    ("mixtral", "granitemoe"): _llama(_experts(*_LOCAL)),
-    ("granitemoeshared",): _llama(_experts(*_LOCAL), shared_expert),
+    ("mixtral", "granitemoe", "granitemoeshared", "aria_text"): _llama(_experts()),
     ("granitemoe_swa",): _llama(
-        _experts(*_LOCAL),
-        shared_expert,
+        _experts(),
         attention_sinks=True,
         layer_types=_listed(first_of(4, FULL, SLIDING)),
     ),
-    # Shared experts as wide as the routed ones
-    ("aria_text",): _llama(
-        _experts(
-            "moe_num_experts", "intermediate_size", "moe_topk", shared="moe_num_shared_experts"
-        ),
-    ),
-    ("hunyuan_v1_moe",): _llama(
-        _experts("num_experts", "intermediate_size", "moe_topk"), qk_norm="head", shared_experts=1
-    ),
-    ("minimax_m2",): _llama(_experts(*_LOCAL), qk_norm="all_heads"),
-    ("olmoe", "flex_olmo"): _llama(
-        _experts("num_experts", "intermediate_size"), qk_norm="all_heads"
-    ),
+    ("hunyuan_v1_moe",): _llama(_experts(), qk_norm="head", shared_experts=1),
+    ("minimax_m2", "olmoe", "flex_olmo"): _llama(_experts(), qk_norm="all_heads"),
     # Biases on router and experts; one sink per head
     ("gpt_oss",): _llama(
-        _experts(*_LOCAL),
+        _experts(),
         expert_bias=True,
         routed_bias=True,
         attention_sinks=True,
         layer_types=_listed(every(2, FULL, SLIDING)),
     ),
     ("solar_open",): _llama(
-        _deepseek(0),
+        _experts(),
         attention_output_bias=False,
         mlp_dim=0,
     ),
-    ("hy_v3",): _llama(
-        _experts("num_experts", where=1, shared="num_shared_experts"), qk_norm="head"
-    ),
-    ("dots1",): _llama(_deepseek(), qk_norm="head", layer_types=_late_windows),
-    ("exaone_moe",): _llama(
-        _experts("num_experts", where="first_k_dense_replace", shared="num_shared_experts"),
-        qk_norm="head",
-        layer_types=_interval_windows,
-    ),
+    ("hy_v3",): _llama(_experts(1), qk_norm="head"),
+    ("dots1",): _llama(_LATER, qk_norm="head", layer_types=_late_windows),
+    ("exaone_moe",): _llama(_LATER, qk_norm="head", layer_types=_interval_windows),
     ("kolibri1",): _llama(
-        _experts("num_experts"),
-        lambda c: shared_expert(c, "shared_expert_intermediate_size"),
+        _experts(),
         norms_per_layer=4,
         qk_norm="head",
         mlp_dim=0,
         layer_types=_listed(every(5, FULL, SLIDING)),
     ),
-    ("mellum",): _llama(
-        _experts("num_experts"), qk_norm="head", layer_types=_listed(lambda _: FULL)
-    ),
+    ("mellum",): _llama(_experts(), qk_norm="head", layer_types=_listed(lambda _: FULL)),
     ("glm4_moe", "glm4v_moe_text", "sarvam_moe"): _llama(
         lambda c: heads(c, floor=True),
-        _deepseek(),
+        _LATER,
         attention_output_bias=False,
         qk_norm=_choice("use_qk_norm", "head", ""),
     ),
     # Three norms and two gates of the residual per layer; norms before and after narrower experts
     ("muse_spark_text",): _llama(
-        _experts("num_local_experts"),
+        _experts(),
         norms_per_layer=5,
         attention_gate_width=_size("head_dim"),
         layer_types=_full_from_last,
@@ -441,24 +412,22 @@ _MIXTURES = {
     # Like qwen3_next, with windows too, without the gates of attention and of the shared expert
     ("lara_mini",): _llama(
         delta_net,
-        _experts("num_experts"),
-        lambda c: shared_expert(c, "shared_expert_intermediate_size"),
+        _experts(),
         lambda c: {
             "attention_output_gate": False,
             "mlp_dim": 0,
             "layer_types": layer_types(c, lambda i: _LARA[i % len(_LARA)]),
         },
     ),
-    ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
-    ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(latent, _deepseek()),
-    ("deepseek_ocr2_text",): _llama(_deepseek(1)),
+    ("qwen3_next",): _llama(delta_net, qwen_experts),
+    ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(_LATER),
+    ("deepseek_ocr2_text", "glm4_moe_lite"): _llama(_experts(1)),
     # Windows do not hide what was read before decoding, which in training is everything.
     ("unlimited_ocr_text",): _llama(
-        lambda c: deepseek_experts(c, c.size("first_k_dense_replace", 1, zero=True)),
+        lambda c: experts(c, c.size("first_k_dense_replace", 1, zero=True)),
         lambda c: heads(c, floor=True, derived=True),
         sliding_window_size=0,
     ),
-    ("glm4_moe_lite",): _llama(latent, _deepseek(1)),
 }
 
 TABLES = (_DENSE, _GPT, _MIXTURES)

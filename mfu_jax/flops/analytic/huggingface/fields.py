@@ -62,6 +62,10 @@ class Fields:
         """Whether the model type has the field; transformers ignores other fields."""
         return name in self._defaults
 
+    def named(self, *names: str) -> str:
+        """The first of these names that the model type knows; an empty text if it knows none."""
+        return next(filter(self.knows, names), "")
+
     def has(self, name: str) -> bool:
         """Whether the file itself gives the field a value."""
         return self._values.get(name) is not None

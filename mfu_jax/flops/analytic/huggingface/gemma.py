@@ -155,7 +155,7 @@ def gemma4_text(c: Fields) -> ModelConfig:
         **_global_heads(c, kinds, equal=equal),
         use_double_wide_mlp=c.flag("use_double_wide_mlp"),
         moe_beside_mlp=beside,
-        **(experts(c, "num_experts", used="top_k_experts") if beside else {}),
+        **(experts(c) if beside else {}),
         **per_layer_inputs(c),
     )
 

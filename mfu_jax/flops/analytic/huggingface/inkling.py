@@ -60,12 +60,7 @@ def inkling_text(c: Fields) -> ModelConfig:
         qk_norm="head",
         shared_expert_gate=True,
         further_vectors=layers,
-        **experts(
-            c,
-            "n_routed_experts",
-            where=c.size("dense_mlp_idx", 0, zero=True),
-            shared="n_shared_experts",
-        ),
+        **experts(c, c.size("dense_mlp_idx", 0, zero=True)),
         **_inkling(c, kinds),
     )
 
@@ -118,7 +113,7 @@ def inkling2_text(c: Fields) -> ModelConfig:
         projected_taps=True,
         residual_sources=total,
         further_vectors=vectors + (rows - outputs) * width,
-        **experts(c, "n_routed_experts", where=0),
+        **experts(c, 0),
         **common,
         **loop,
     )

@@ -10,10 +10,10 @@ from mfu_jax.flops.analytic.huggingface.common import (
     changed_layers,
     checked_length,
     decoder,
-    deepseek_experts,
     every,
     experts,
     has_rope,
+    latent,
     layer_types,
     model_type,
     refuse,
@@ -30,31 +30,12 @@ from mfu_jax.flops.analytic.model_configs.layers import (
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-def latent(c: Fields) -> dict[str, Any]:
-    """Heads, ranks and widths of MLA."""
-    query_heads = c.size("num_attention_heads")
-    nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim", zero=True)
-    if c.has("num_key_value_heads") and query_heads // c.size("num_key_value_heads") != 1:
-        c.fail("num_key_value_heads", f"expected num_attention_heads={query_heads}")
-    return {
-        "attention_type": "mla",
-        "num_query_heads": query_heads,
-        "num_kv_heads": query_heads,
-        "head_dim": nope + rope,
-        "q_lora_rank": c.optional_size("q_lora_rank"),
-        "kv_lora_rank": c.size("kv_lora_rank"),
-        "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope,
-        "v_head_dim": c.size("v_head_dim", c.size("hidden_size") // query_heads),
-    }
-
-
 @model_type("axk1")
 def axk1(c: Fields) -> ModelConfig:
     """Like deepseek_v3, with a norm after the experts."""
-    values = deepseek_experts(c, _is_sparse(c))
+    values = experts(c, _is_sparse(c))
     sparse = values["feed_forward_types"].count("moe")
-    return decoder(c, **latent(c), **values, further_vectors=sparse * c.size("hidden_size"))
+    return decoder(c, **values, further_vectors=sparse * c.size("hidden_size"))
 
 
 @model_type("axk2")
@@ -64,8 +45,7 @@ def axk2(c: Fields) -> ModelConfig:
         c,
         norm_gate_rank=c.size("gated_norm_rank"),
         gated_queries=True,
-        **latent(c),
-        **deepseek_experts(c, _is_sparse(c)),
+        **experts(c, _is_sparse(c)),
         **_indexer(c),
     )
 
@@ -96,7 +76,7 @@ def dots3_note_text(c: Fields) -> ModelConfig:
             "moe_shared_expert_intermediate_size", c.size("shared_experts_intermediate_size")
         ),
         **sizes,
-        **deepseek_experts(c, _is_sparse(c)),
+        **experts(c, _is_sparse(c)),
         **indexed,
     )
 
@@ -130,9 +110,8 @@ def _is_sparse(c: Fields) -> Callable[[int], bool]:
 @model_type("deepseek_v32", "glm_moe_dsa")
 def deepseek_v32(c: Fields) -> ModelConfig:
     """Like deepseek_v3; an indexer selects each query's keys."""
-    values = deepseek_experts(c, "first_k_dense_replace")
     # transformers does not read mlp_bias.
-    return decoder(c, use_bias=False, **latent(c), **values, **_indexer(c))
+    return decoder(c, use_bias=False, **experts(c, "first_k_dense_replace"), **_indexer(c))
 
 
 def _indexer(
@@ -183,7 +162,7 @@ def hy_v4(c: Fields) -> ModelConfig:
         attention_sinks=True,
         mhc_expansion_rate=c.size("hc_mult"),
         **sizes,
-        **deepseek_experts(c, 1),
+        **experts(c, 1),
         **_indexer(c),
     )
 
@@ -209,8 +188,7 @@ def glm5_next_text(c: Fields) -> ModelConfig:
         indexer_pool=c.size("index_kpool"),
         mhc_expansion_rate=c.size("hc_mult"),
         stream_mixing=True,
-        **latent(c),
-        **deepseek_experts(c, 3),
+        **experts(c, 3),
         **kinds,
     )
 
@@ -244,7 +222,7 @@ def mistral_large4_text(c: Fields) -> ModelConfig:
         + 2 * layers * sizes["num_query_heads"]
         + sizes["qk_rope_head_dim"] // 2,
         **sizes,
-        **deepseek_experts(c, "first_k_dense_replace"),
+        **experts(c, "first_k_dense_replace"),
         **{**indexed, "layer_types": kinds},
     )
 
@@ -256,7 +234,7 @@ def longcat_flash(c: Fields) -> ModelConfig:
     Some experts compute nothing. If routing is uniform, their share of a token's is that of all.
     """
     layers = c.size("num_hidden_layers", 2 * c.size("num_layers")) // 2
-    values = experts(c, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
+    values = experts(c)
     idle = c.optional_size("zero_expert_num")
     share = Fraction(idle, idle + values["num_experts"])
     return decoder(
@@ -266,7 +244,6 @@ def longcat_flash(c: Fields) -> ModelConfig:
         routed_bias=c.flag("router_bias"),
         zero_experts=idle,
         zero_experts_per_tok=share * values["num_experts_per_tok"],
-        **latent(c),
         **values,
     )
 
@@ -313,7 +290,7 @@ def deepseek_v4(c: Fields) -> ModelConfig:
             "first_num_hash_layers": _hash_layers(c, layers),
             "mhc_expansion_rate": c.size("hc_mult"),
             "shared_experts": 1,
-            **experts(c, "n_routed_experts"),
+            **experts(c),
         }
     )
 

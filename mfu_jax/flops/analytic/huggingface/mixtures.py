@@ -18,7 +18,6 @@ from mfu_jax.flops.analytic.huggingface.common import (
     layer_types,
     model_type,
     needs_trace,
-    shared_expert,
     tied_text,
     vision_encoder,
 )
@@ -44,7 +43,7 @@ def phimoe(c: Fields) -> ModelConfig:
         c,
         normalization="layernorm",
         head_bias=c.flag("lm_head_bias"),
-        **experts(c, "num_local_experts", "intermediate_size", where=0),
+        **experts(c, 0),
     )
 
 
@@ -58,7 +57,7 @@ def qwen2_moe(c: Fields) -> ModelConfig:
         attention_bias=c.flag("qkv_bias", default=True),
         attention_output_bias=False,
         layer_types=layer_types(c, lambda i: SLIDING if i % 2 == 0 and i < first else FULL),
-        **qwen_experts(c, shared=True),
+        **qwen_experts(c),
     )
 
 
@@ -70,7 +69,7 @@ def qwen3_moe(c: Fields) -> ModelConfig:
         c,
         qk_norm="head",
         sliding_window_size=c.optional_size("sliding_window") if windowed else 0,
-        **qwen_experts(c, shared=False),
+        **qwen_experts(c),
     )
 
 
@@ -80,8 +79,8 @@ def qwen3_5_moe_text(c: Fields) -> ModelConfig:
     return decoder(
         c,
         mlp_dim=0,
-        **_gated_expert(c),
-        **experts(c, "num_experts", where=0),
+        shared_expert_gate=True,
+        **experts(c, 0),
         **delta_net(c),
     )
 
@@ -148,19 +147,15 @@ def delta_net(c: Fields) -> dict[str, Any]:
     }
 
 
-def qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
-    """Experts in every n-th layer, except in mlp_only_layers; with a gated shared one."""
+def qwen_experts(c: Fields) -> dict[str, Any]:
+    """Experts in every n-th layer, except in mlp_only_layers; a shared one, if any, is gated."""
     if not c.optional_size("num_experts"):
         return {}
     dense, step = c.list_of(int, "mlp_only_layers") or [], c.size("decoder_sparse_step")
     return {
-        **experts(c, "num_experts", where=lambda i: i not in dense and (i + 1) % step == 0),
-        **(_gated_expert(c) if shared else {}),
+        "shared_expert_gate": c.knows("shared_expert_intermediate_size"),
+        **experts(c, lambda i: i not in dense and (i + 1) % step == 0),
     }
-
-
-def _gated_expert(c: Fields) -> dict[str, Any]:
-    return {**shared_expert(c, "shared_expert_intermediate_size"), "shared_expert_gate": True}
 
 
 @model_type("ernie4_5_moe")
@@ -176,13 +171,7 @@ def ernie4_5_moe(c: Fields) -> ModelConfig:
         use_bias=bias,
         head_bias=bias,
         routed_bias=True,
-        **experts(
-            c,
-            "moe_num_experts",
-            used="moe_k",
-            where=lambda i: (i + 1) % step == 0 and first <= i <= last,
-            shared="moe_num_shared_experts",
-        ),
+        **experts(c, lambda i: (i + 1) % step == 0 and first <= i <= last),
     )
 
 
@@ -198,13 +187,7 @@ def ernie4_5_vl_moe_text(c: Fields) -> ModelConfig:
         use_bias=c.flag("use_bias"),
         routed_bias=True,
         idle_moe_mlp_dim=widths[1],
-        **experts(
-            c.with_values(moe_intermediate_size=widths[0]),
-            "moe_num_experts",
-            used="moe_k",
-            where=1,
-            shared="moe_num_shared_experts",
-        ),
+        **experts(c.with_values(moe_intermediate_size=widths[0]), 1),
     )
 
 
@@ -227,8 +210,7 @@ def step3p5(c: Fields) -> ModelConfig:
         attention_gate_width=1,
         layer_types=kinds,
         in_windows=list(heads(windowed).items()) if SLIDING in kinds else (),
-        **shared_expert(c, "share_expert_dim"),
-        **experts(c, "n_routed_experts", where=_numbered(c, "moe_layers_enum", range(3, layers))),
+        **experts(c, _numbered(c, "moe_layers_enum", range(3, layers))),
     )
 
 
@@ -254,8 +236,7 @@ def flint(c: Fields) -> ModelConfig:
         qk_norm="head",
         attention_sinks=True,
         layer_types=layer_types(c, lambda i: FULL if i in full or i % 4 == 1 else SLIDING),
-        **shared_expert(c, "shared_expert_intermediate_size"),
-        **experts(c, "num_experts", where=lambda i: i not in skipped and (i + 1) % step == 0),
+        **experts(c, lambda i: i not in skipped and (i + 1) % step == 0),
     )
 
 
@@ -270,7 +251,7 @@ def afmoe(c: Fields) -> ModelConfig:
         attention_gate_width=attention["head_dim"],
         layer_types=layer_types(c, every(c.size("global_attn_every_n_layers"), FULL, SLIDING)),
         routed_bias=True,
-        **experts(c, "num_experts", where="num_dense_layers", shared="num_shared_experts"),
+        **experts(c, "num_dense_layers"),
         **attention,
     )
 
@@ -295,8 +276,7 @@ def laguna(c: Fields) -> ModelConfig:
         layer_types=kinds,
         in_windows=list(windowed.items()),
         routed_bias=True,
-        **shared_expert(c, "shared_expert_intermediate_size"),
-        **experts(c, "num_experts", where=1),
+        **experts(c, 1),
         **attention,
     )
 
@@ -314,7 +294,7 @@ def beam(c: Fields) -> ModelConfig:
             c, lambda i: FULL if (i + 1) % 6 == 0 or i == layers - 1 else SLIDING
         ),
         further_vectors=layers * attention["num_query_heads"],
-        **experts(c, "num_experts", where=3),
+        **experts(c, 3),
         **attention,
     )
 
@@ -333,7 +313,7 @@ def mimo_v2_flash(c: Fields) -> ModelConfig:
         value_head_dim=c.size("v_head_dim"),
         sliding_window_size=window + 1 if window else c.size("sliding_window"),
         layer_types=layer_types(c, lambda i: FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING),
-        **experts(c, "n_routed_experts", where=1),
+        **experts(c, 1),
         **attention,
     )
 
@@ -351,13 +331,7 @@ def minimax_m3_vl_text(c: Fields) -> ModelConfig:
         qk_norm="head",
         layer_types=kinds,
         mlp_dim=c.size("dense_intermediate_size"),
-        **shared_expert(c),
-        **experts(
-            c,
-            "num_local_experts",
-            "intermediate_size",
-            where=lambda i: sparse is None or sparse[i : i + 1] != [0],
-        ),
+        **experts(c, lambda i: sparse is None or sparse[i : i + 1] != [0]),
     )
 
 
@@ -376,7 +350,7 @@ def cohere2_moe(c: Fields) -> ModelConfig:
         norms_per_layer=1,
         mlp_dim=c.size("prefix_dense_intermediate_size", hidden),
         layer_types=layer_types(c, kind),
-        **experts(c, "num_experts", "intermediate_size", where=dense, shared="num_shared_experts"),
+        **experts(c, dense),
     )
 
 
@@ -391,12 +365,7 @@ def llama4_text(c: Fields) -> ModelConfig:
         chunk_attn_window_size=c.optional_size("attention_chunk_size"),
         mlp_dim=c.size("intermediate_size_mlp"),
         shared_experts=1,
-        **experts(
-            c,
-            "num_local_experts",
-            "intermediate_size",
-            where=lambda i: i in sparse if sparse is not None else (i + 1) % step == 0,
-        ),
+        **experts(c, lambda i: i in sparse if sparse is not None else (i + 1) % step == 0),
     )
 
 

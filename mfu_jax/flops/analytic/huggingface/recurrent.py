@@ -12,12 +12,11 @@ from mfu_jax.flops.analytic.huggingface.common import (
     every,
     experts,
     heads,
+    latent,
     layer_types,
     model_type,
-    shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.latent import latent
 from mfu_jax.flops.analytic.model_configs.layers import FULL, HYBRID, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
@@ -28,24 +27,20 @@ def _mamba(c: Fields, inner: int = 0) -> dict[str, Any]:
     Args:
         inner: their channels; 0: a multiple of the width.
     """
-
-    def known(*names: str) -> str:
-        return next(filter(c.knows, names), "")
-
     width = c.size("hidden_size")
-    inner = inner or c.size(known("expand", "mamba_expand")) * width
-    bias = c.flag(known("use_bias", "mamba_proj_bias", "add_bias_linear"))
+    inner = inner or c.size(c.named("expand", "mamba_expand")) * width
+    bias = c.flag(c.named("use_bias", "mamba_proj_bias", "add_bias_linear"))
     values = {
         "mamba_inner": inner,
-        "mamba_state": c.size(known("state_size", "ssm_state_size", "mamba_d_state")),
-        "mamba_kernel": c.size(known("conv_kernel", "mamba_d_conv")),
+        "mamba_state": c.size(c.named("state_size", "ssm_state_size", "mamba_d_state")),
+        "mamba_kernel": c.size(c.named("conv_kernel", "mamba_d_conv")),
         "mamba_bias": bias,
-        "mamba_conv_bias": c.flag(known("use_conv_bias", "mamba_conv_bias"), default=True),
+        "mamba_conv_bias": c.flag(c.named("use_conv_bias", "mamba_conv_bias"), default=True),
     }
-    if rank := known("time_step_rank", "mamba_dt_rank"):
+    if rank := c.named("time_step_rank", "mamba_dt_rank"):
         return {**values, "mamba_rank": -(-width // 16) if c.get(rank) == "auto" else c.size(rank)}
-    field = known("num_heads", "mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
-    head_dim, number = known("mamba_d_head", "mamba_head_dim", "head_dim"), c.size(field)
+    field = c.named("num_heads", "mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+    head_dim, number = c.named("mamba_d_head", "mamba_head_dim", "head_dim"), c.size(field)
     is_given = head_dim and c.get(head_dim) != "auto"
     if inner % number or (is_given and number * c.size(head_dim) != inner):
         product = f"{field} · {head_dim} = {inner}" if head_dim else f"a divisor of {inner}"
@@ -53,7 +48,7 @@ def _mamba(c: Fields, inner: int = 0) -> dict[str, Any]:
     return {
         **values,
         "mamba_heads": number,
-        "mamba_groups": c.size(known("n_groups", "mamba_n_groups", "mamba_ngroups")),
+        "mamba_groups": c.size(c.named("n_groups", "mamba_n_groups", "mamba_ngroups")),
         "mamba_output_bias": bias,
         "mamba_norm": True,
     }
@@ -104,9 +99,7 @@ def jamba(c: Fields) -> ModelConfig:
     sparse, first = c.size("expert_layer_period"), c.size("expert_layer_offset", zero=True)
     routed: dict[str, Any] = {}
     if c.size("num_experts") > 1:  # with a single expert, the layer is a plain MLP
-        routed = experts(
-            c, "num_experts", "intermediate_size", where=lambda i: (i - first) % sparse == 0
-        )
+        routed = experts(c, lambda i: (i - first) % sparse == 0)
     layers = range(c.size("num_hidden_layers"))
     return decoder(
         c,
@@ -126,10 +119,7 @@ def granitemoehybrid(c: Fields) -> ModelConfig:
     kinds = layer_types(c, lambda _: "mamba2", **renamed)
     routed: dict[str, Any] = {}
     if c.optional_size("num_local_experts"):
-        routed = {
-            **experts(c, "num_local_experts", "intermediate_size", where=0),
-            **shared_expert(c),
-        }
+        routed = experts(c, 0)
     return decoder(
         c,
         layer_types=kinds,
@@ -160,8 +150,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
         feed_forward_types=[{"mlp": "dense", "moe": "moe"}.get(b, "none") for b in blocks],
         **_mamba(c, c.size("mamba_num_heads") * c.size("mamba_head_dim")),
         moe_expert_input_dim=c.optional_size("moe_latent_size"),
-        **shared_expert(c, "moe_shared_expert_intermediate_size"),
-        **experts(c, "n_routed_experts"),
+        **experts(c),
     )
 
 
@@ -173,7 +162,7 @@ def minimax(c: Fields) -> ModelConfig:
     return decoder(
         c,
         layer_types=kinds,
-        **experts(c, "num_local_experts", "intermediate_size", where=0),
+        **experts(c, 0),
     )
 
 
@@ -230,12 +219,7 @@ def kimi_linear(c: Fields) -> ModelConfig:
         latent_norms=1,
         further_vectors=2 * width * (2 * c.size("num_hidden_layers") + 1) if residuals else 0,
         **sizes,
-        **experts(
-            c,
-            "num_local_experts",
-            where=c.size("first_k_dense_replace", 1, zero=True),
-            shared="n_shared_experts",
-        ),
+        **experts(c, c.size("first_k_dense_replace", 1, zero=True)),
     )
 
 
@@ -259,8 +243,7 @@ def bailing_hybrid(c: Fields) -> ModelConfig:
         gdn_num_value_heads=c.size("linear_num_heads", c.size("num_attention_heads")),
         gdn_value_head_dim=c.size("linear_head_dim", c.size("head_dim")),
         gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim", c.size("short_conv_kernel_size")),
-        **latent(c),
-        **experts(c, "num_local_experts", where="first_k_dense_replace", shared="n_shared_experts"),
+        **experts(c, "first_k_dense_replace"),
     )
 
 
@@ -331,7 +314,7 @@ def zaya(c: Fields) -> ModelConfig:
         further_vectors=(8 * layers + 2) * width
         + layers * sizes["num_kv_heads"]
         + (layers - 1) * rank,
-        **experts(c, "num_experts", where=0),
+        **experts(c, 0),
         **sizes,
     )
 
@@ -370,7 +353,7 @@ def lfm2(c: Fields) -> ModelConfig:
 def lfm2_moe(c: Fields) -> ModelConfig:
     """Like lfm2, with experts after the first layers."""
     kinds = checked_length(c, "layer_types", c.list_of(str, "layer_types") or [])
-    return _lfm2(c, layer_types=kinds, **experts(c, "num_experts", where="num_dense_layers"))
+    return _lfm2(c, layer_types=kinds, **experts(c, "num_dense_layers"))
 
 
 def _lfm2(c: Fields, **changes: Any) -> ModelConfig:

@@ -283,7 +283,7 @@ def test_a_wrapper_without_a_known_text_decoder_is_an_error(config: dict[str, An
         ({"model_type": "gemma2", "layer_types": [1, 2]}, "layer_types"),
         ({"model_type": "gemma2", "layer_types": ["full_attention", "x"]}, "layer_types"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok=9"),
-        ({"model_type": "deepseek_v2"}, "num_key_value_heads=1"),
+        ({"model_type": "deepseek_v2", "num_experts_per_tok": 2}, "num_key_value_heads=1"),
         ({"model_type": "deepseek_v2", "num_key_value_heads": 2}, "num_experts_per_tok=None"),
         ({"model_type": "qwen3_5_text", "linear_num_value_heads": 5}, "linear_num_value_heads=5"),
         ({"model_type": "deepseek_v4", "num_key_value_heads": 1, "o_groups": 7}, "o_groups=7"),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .attention import kernels, ring  # noqa: F401  (registers them)
+from .attention import kernels, ring, ring_splash  # noqa: F401  (registers them)
 from .building import Builder, Inputs
 from .families import model_spec
 from .feed_forward.routers import moved_bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -26,7 +27,7 @@ from .ops import (
     with_gathered_keys,
 )
 
-_LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
+LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
 
 
 @register_attention("cudnn_flash", supports=(WINDOW, VALUE_DIM))
@@ -136,24 +137,61 @@ class _Uniform(np.ndarray):
 
 @functools.cache
 def _by_blocks(kind: Any) -> Any:
-    """A kind of causal mask that does not compare the positions of full and of empty blocks.
+    """A kind of causal mask that compares the positions of one partly full block of a diagonal.
 
     JAX reads a mask block by block and compares every pair: a minute for 131,072 tokens.
     """
 
     class ByBlocks(kind):
+        @functools.cached_property
+        def partly_full(self) -> dict[tuple[int, ...], np.ndarray]:
+            return {}
+
         def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-            rows, columns = index
-            queries = self.q_sequence[rows]
-            keys = range(self.shape[1])[columns]
-            least, most = queries.min() - keys[-1], queries.max() - keys[0]  # keys before a query
+            queries, keys = (range(n)[one] for n, one in zip(self.shape, index, strict=True))
+            least, most = queries[0] - keys[-1], queries[-1] - keys[0]  # keys before a query
             window, _ = getattr(self, "window_size", (self.shape[1], 0))
             is_full, is_empty = least >= 0 and most <= window, most < 0 or least > window
-            if not is_full and not is_empty:
-                return super().__getitem__(index)
-            return np.broadcast_to(np.bool_(is_full), (len(queries), len(keys))).view(_Uniform)
+            if is_full or is_empty:
+                return _uniform(is_full, (len(queries), len(keys)))
+            diagonal = queries[0] - keys[0], len(queries), len(keys)
+            if diagonal not in self.partly_full:
+                self.partly_full[diagonal] = super().__getitem__(index)
+            return self.partly_full[diagonal]
 
     return ByBlocks
+
+
+@functools.cache
+def _uniform(value: bool, shape: tuple[int, int]) -> np.ndarray:
+    return np.broadcast_to(np.bool_(value), shape).view(_Uniform)
+
+
+def splash_of_part(pattern: AttentionPattern, heads: int, queries: int, keys: int) -> Any:
+    """The kernel of a ring's turn, which returns the sums of its softmax, too, without a gradient.
+
+    As many queries as keys are one device's own, and causal; of others all see all.
+    """
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    class Full(kernel.FullMask):
+        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+            sizes = (len(range(n)[one]) for n, one in zip(self.shape, index, strict=True))
+            return _uniform(True, tuple(sizes))
+
+    shape, is_own = (queries, keys), queries == keys
+    mask = _by_blocks(kernel.CausalMask)(shape) if is_own else Full(shape)
+    attend = kernel.make_splash_mha(
+        kernel.MultiHeadMask([mask] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=_block_sizes(dataclasses.replace(pattern.blocks, fused=True), queries, keys),
+        attn_logits_soft_cap=pattern.soft_cap or None,
+        save_residuals=True,
+    )
+    if not is_own:  # no table of blocks
+        attend.fwd_mask_info = attend.dkv_mask_info = type(attend.fwd_mask_info)(*(None,) * 5)
+    return attend
 
 
 def _splashed(x: AttentionInputs, attend: Any, of_keys: jax.Array) -> jax.Array:
@@ -193,6 +231,6 @@ def _block_sizes(blocks: SplashBlocks, queries: int, keys: int) -> Any:
 def _fitting(block: int, length: int) -> int:
     """The largest block up to the wanted size that divides `length`."""
     wanted = min(block, length)
-    sizes = range(wanted - wanted % _LANES, 0, -_LANES)
+    sizes = range(wanted - wanted % LANES, 0, -LANES)
     fitting = (size for size in (wanted, *sizes) if length % size == 0)
     return next(fitting, wanted)  # else the kernel reports what it requires

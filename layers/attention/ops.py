@@ -157,7 +157,7 @@ CONTEXT = "context"
 CUDNN_CONTEXT = "cudnn_context"
 """The same of cuDNN's: `remat` saves it with the sums that its backward kernel reads."""
 _SUPPORTED: dict[str, frozenset[str]] = {}
-_PLATFORMS = {"cudnn_flash": "gpu", "splash": "tpu"}
+_PLATFORMS = {"cudnn_flash": "gpu", "splash": "tpu", "ring_splash": "tpu"}
 _FASTEST = {"tpu": "splash", "gpu": "cudnn_flash"}
 
 
@@ -225,6 +225,11 @@ def choose_attention(
     return name
 
 
+def supports(name: str, needs: Collection[str]) -> bool:
+    """Whether an implementation has all that a model needs."""
+    return _SUPPORTED[name] >= set(needs)
+
+
 def _lacking(name: str, needs: Collection[str], cudnn_lacks: Collection[str]) -> list[str]:
     has = _SUPPORTED[name]
     return sorted(set(needs) - (has.difference(cudnn_lacks) if name == "cudnn_flash" else has))
@@ -233,7 +238,7 @@ def _lacking(name: str, needs: Collection[str], cudnn_lacks: Collection[str]) ->
 def attended(name: str, x: AttentionInputs) -> jax.Array:
     """The implementation's result, which `remat` saves as `CONTEXT`."""
     context = ATTENTION_OPS[name](x)
-    if name == "splash":  # names it itself, with the sums that its backward kernel reads
+    if name in ("splash", "ring_splash"):  # named with the sums that their backward kernel reads
         return context
     return checkpoint_name(context, CUDNN_CONTEXT if name == "cudnn_flash" else CONTEXT)
 

@@ -189,7 +189,7 @@ def _recomputed_by_xla(of: StepCounts) -> Iterator[LedgerLine]:
 def _duplicated(of: StepCounts) -> Iterator[LedgerLine]:
     """Matmuls on equal operands, but for those that an `optimization_barrier` keeps apart."""
     executed = of.executed
-    asked_for = common(beyond(of.operations, executed.by_operation), executed.duplicated_operations)
+    asked_for = common(of.lacking, executed.duplicated_operations)
     flops = executed.duplicated - sum(map(round, asked_for.values()))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     yield LedgerLine(label=names.DUPLICATED, flops=flops, note=note)

@@ -40,6 +40,7 @@ class Chip:
     clock_ghz: float | None = None
     clock_state: str = ""
     clock_state_gain: str = ""
+    default_clock: float = 1.0
     matrix_unit: int | None = None
     interconnect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     aliases: tuple[str, ...] = ()

@@ -243,7 +243,8 @@ class MetricLogger:
                 self._pipeline.put(functools.partial(self._log.went_back, first))
             if given is not None:
                 self._spans.hold(taken)  # a later eval may still add to it
-            self._watchdog.on_step((step, now := self._monotonic(), thread))
+            now = self._monotonic()
+            self._watchdog.latest = step, now, thread
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
             if self._interrupt.pending is not None:
                 self._interrupt.raise_pending()

@@ -40,8 +40,6 @@ _COMPILE_SECONDS = 1800.0
 # If the thread wakes up this late, it was not running: the machine slept or the process stopped.
 _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
-# Kept between two checks; in a faster loop the oldest are dropped.
-_MOST_NOTED = 1000
 _KEPT_REPORTS = 5
 
 HEARTBEAT_SECONDS = 10.0
@@ -60,8 +58,8 @@ class Watchdog(Monitor):
         monotonic: clock in seconds.
 
     Attributes:
-        on_step: called with (step, time, thread id) when a step is recorded; a single call into
-            C, because the training thread makes it in every step.
+        latest: the last step that the loop recorded (-1: none), when, and its thread's id; the
+            training thread sets it in every step, which costs less than any call.
         stopped_seconds: how long the process is known not to have run since the last step.
         is_paused: an eval, a checkpoint or similar is in progress.
         who_is_silent: a function that names the job's processes that are behind, for hang reports;
@@ -85,11 +83,9 @@ class Watchdog(Monitor):
         self.flush: Callable[[], object] = str
         self._reports: list[Path] = []
         self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
-        self._noted: deque[tuple[int | None, float, int]] = deque(maxlen=_MOST_NOTED)
-        self.on_step: Callable[[tuple[int, float, int]], None] = self._noted.append
-        self._step, self._thread_id = -1, threading.get_ident()
         self._intervals: deque[float] = deque(maxlen=101)
-        self._since = self._checked_at = monotonic()
+        self._checked_at = monotonic()
+        self.latest = self._seen = -1, self._checked_at, threading.get_ident()
         self.stopped_seconds = self._compiling_seconds = 0.0
         self.is_paused = self._is_hung = self._has_failed = False
         self._waits_for = ""
@@ -103,11 +99,13 @@ class Watchdog(Monitor):
             self._start()  # so that a supervisor sees the first compilation, too
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
-        """Keeps the record for a hang report; the first one starts the thread."""
+        """Keeps the record for a hang report, and its time; the first one starts the thread."""
         if self._thread is None and self._config.hang_factor > 0:
             self._checked_at = self._monotonic()  # unchecked before: a step may have compiled
             self._start()
         self._records.append(record)
+        if record.kind != "compile":
+            self._intervals.append(step.seconds + step.wait_seconds)
         return record
 
     def pause(self) -> None:
@@ -116,7 +114,7 @@ class Watchdog(Monitor):
 
     def resume(self) -> None:
         """The pause ends; timing restarts."""
-        self._noted.append((None, self._monotonic(), 0))
+        self.latest = self.latest[0], self._monotonic(), self.latest[2]
         self.is_paused = False
 
     def wait(self, name: str) -> None:
@@ -125,10 +123,10 @@ class Watchdog(Monitor):
 
     def check(self) -> None:
         """Checks the clock once: reports a hang, notes a stopped process, writes the heartbeat."""
-        self._take_noted()
+        self._look()
         now = self._monotonic()
         self._excuse(now)
-        spent = now - self._since - self.stopped_seconds
+        spent = now - self._seen[1] - self.stopped_seconds
         excused = self._compiling_seconds if spent <= _COMPILE_SECONDS else 0.0
         was_hung = self._is_hung
         self._is_hung = not self.is_paused and spent - excused > self._limit_seconds()
@@ -136,7 +134,7 @@ class Watchdog(Monitor):
         if is_new:
             self._report(spent)
         elif was_hung and not self._is_hung:
-            _log.warning("steps complete again: step %d", self._step)
+            _log.warning("steps complete again: step %d", self._seen[0])
         # A supervisor is told of a hang at once.
         if self._is_hung != was_hung or now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
@@ -154,7 +152,7 @@ class Watchdog(Monitor):
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(timeout=1.0)  # a hung disk must not hold up the end of the run
             if not self._thread.is_alive():
-                self._take_noted()
+                self._look()
                 self._beat("ended")
 
     def _start(self) -> None:
@@ -166,14 +164,10 @@ class Watchdog(Monitor):
         while not self._closing.wait(self.period_seconds):
             self.check()
 
-    def _take_noted(self) -> None:
-        while self._noted:
-            step, now, thread = self._noted.popleft()
-            if step is not None:
-                if self._step >= 0:
-                    self._intervals.append(now - self._since - self._compiling_seconds)
-                self._step, self._thread_id = step, thread
-            self._since = now
+    def _look(self) -> None:
+        latest = self.latest
+        if self._seen is not latest:
+            self._seen = latest
             self.stopped_seconds = self._compiling_seconds = 0.0
 
     def _excuse(self, now: float) -> None:
@@ -185,10 +179,10 @@ class Watchdog(Monitor):
                 "the process did not run for %.0f s: the machine slept, or the process was "
                 "stopped; step %d takes longer by as much",
                 late,
-                self._step + 1,
+                self._seen[0] + 1,
             )
-        elif is_compiling(self._thread_id):
-            self._compiling_seconds += now - max(self._checked_at, self._since)
+        elif is_compiling(self._seen[2]):
+            self._compiling_seconds += now - max(self._checked_at, self._seen[1])
 
     def _limit_seconds(self) -> float:
         """Longest time without a completed step; infinite if off, or with too few to tell."""
@@ -198,8 +192,9 @@ class Watchdog(Monitor):
         return max(self._config.hang_seconds, factor * statistics.median(self._intervals))
 
     def _report(self, spent: float) -> None:
+        step = self._seen[0]
         head = (
-            f"no step completed for {readable(spent)} s after step {self._step} "
+            f"no step completed for {readable(spent)} s after step {step} "
             f"(median {readable(statistics.median(self._intervals))} s)"
         )
         try:
@@ -214,11 +209,11 @@ class Watchdog(Monitor):
         if silent := self.who_is_silent():
             cause += f" ({silent})"
         _log.warning("%s: %s; %s", head, cause, where)
-        self.tell(self._step, f"{head}: {cause}")
+        self.tell(step, f"{head}: {cause}")
 
     def _dump(self, head: str) -> Path:
         """Writes a report and removes the oldest: every eval without a pause adds one."""
-        path = self.folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
+        path = self.folder / f"hang-after-step{self._seen[0]}-pid{os.getpid()}.txt"
         lines = [f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n", _stacks()]
         lines.append(f"The last {counted(len(self._records), 'record')}, the newest last:")
         lines += [f"step {r.step} [{r.kind}] {dict(r.scalars)}" for r in tuple(self._records)]
@@ -232,11 +227,12 @@ class Watchdog(Monitor):
     def _beat(self, state: str) -> None:
         if not self._heartbeat:
             return
+        step, since, _ = self._seen
         values = {
             "state": state,
             "unix_seconds": time.time(),
-            "last_step": self._step if self._step >= 0 else None,
-            "seconds_since_step": round(self._monotonic() - self._since, 3),
+            "last_step": step if step >= 0 else None,
+            "seconds_since_step": round(self._monotonic() - since, 3),
             "pid": os.getpid(),
         }
         had_failed, self._has_failed = self._has_failed, True

@@ -289,6 +289,35 @@ def test_equal_products_are_duplicates_only_beyond_those_of_the_model() -> None:
         assert (ledger.residual, ledger.removed) == (0, 0)
 
 
+def test_a_duplicate_is_one_where_another_product_runs_under_a_neighbours_name() -> None:
+    renamed = "%h = f32[8,4] dot(%y, %v), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    program = (
+        TWICE.replace("w: f32[16,4]) ->", "w: f32[16,4], y: f32[8,16], v: f32[16,4]) ->")
+        .replace("-> (f32[8,4], f32[8,4])", "-> (f32[8,4], f32[8,4], f32[8,4])")
+        .replace(
+            "  ROOT %t = (f32[8,4], f32[8,4]) tuple(%f, %g)",
+            f"""  %y = f32[8,16] parameter(2)
+  %v = f32[16,4] parameter(3)
+  {renamed}, metadata={{op_name="jit(f)/jvp(block)/transpose"}}
+  ROOT %t = (f32[8,4], f32[8,4], f32[8,4]) tuple(%f, %g, %h)""",
+        )
+    )
+
+    def products(
+        x: jax.Array, w: jax.Array, y: jax.Array, v: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        with jax.named_scope("block"):
+            return x @ w, y @ v
+
+    args = (jnp.ones((8, 16)), jnp.ones((16, 4))) * 2
+    ledger = compare_flops(
+        model=count_model_flops(products, *args), executed=executed_flops(program)
+    )
+    flops = {line.label: line.flops for line in ledger.lines}
+    assert flops["duplicated by XLA"] == 2 * 8 * 16 * 4
+    assert (ledger.residual, ledger.removed) == (0, 0)
+
+
 def test_an_equal_product_in_another_layout_is_removed_for_a_reason() -> None:
     def twice(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.einsum("ab,bc->ca", x, w) + (x @ w).T

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
-from mfu_jax.layers.attention import kernels, ring  # noqa: F401, they register themselves
+from mfu_jax.layers.attention import kernels, ring, ring_splash  # noqa: F401, they register
 from mfu_jax.layers.attention.multi_head import AttentionSpec
 from mfu_jax.layers.attention.ops import (
     ATTENTION_OPS,
@@ -26,11 +26,11 @@ from tests.layers.attention.test_ops import PATTERNS, attention_inputs, inputs, 
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 
-AXES = ("data", "fsdp", "context", "expert", "tensor")
+AXES = ("data", "fsdp", "fsdp_transpose", "context", "expert", "tensor")
 
 
 def mesh(data: int, context: int, tensor: int) -> Any:
-    return jax.make_mesh((data, 1, context, 1, tensor), AXES, axis_types=(AxisType.Auto,) * 5)
+    return jax.make_mesh((data, 1, 1, context, 1, tensor), AXES, axis_types=(AxisType.Auto,) * 6)
 
 
 def attended(op: str, x: AttentionInputs) -> jax.Array:
@@ -74,13 +74,51 @@ def test_the_rings_gradients_are_those_of_the_matrix() -> None:
     assert_close_as_float32(got, expected, terms=4 * 32)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("need", [None, "window"])
-def test_splash_attends_from_each_part(need: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def interpreted_splash(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
     interpreted = functools.partial(kernel.make_splash_mha, interpret=True)
     monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("interpreted_splash")
+def test_the_ring_of_splash_kernels_has_the_results_and_gradients_of_the_matrix() -> None:
+    *arrays, segments = map(jnp.asarray, inputs(1024, 4, 2, 128))
+    rows = jnp.cumsum(jnp.arange(1024) % 300 == 299)[None] + jnp.ones_like(segments)
+
+    def total(op: str, given: Any, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = AttentionInputs(*given, segments, pattern=AttentionPattern(soft_cap=2))
+        context = ATTENTION_OPS[op](x)
+        return jnp.sum(jnp.sin(context)), context
+
+    def found(op: str) -> Any:
+        return jax.jit(jax.grad(functools.partial(total, op), has_aux=True))
+
+    expected = found("dot_product")(arrays, rows)
+    with jax.set_mesh(mesh(1, 4, 2)):
+        placed = jax.tree.map(ring_splash.in_halves, (arrays, rows))
+        got = found("ring_splash")(*placed)
+        expected = jax.tree.map(ring_splash.in_halves, expected)
+    assert_close_as_float32(got, expected, terms=4 * 1024)
+
+
+def test_halves_give_every_device_the_same_pairs() -> None:
+    """Device i of four has the parts i and 7 - i of eight: every two of them have as many pairs."""
+    with jax.set_mesh(mesh(1, 4, 1)):
+        places = ring_splash.in_halves(jnp.arange(32)[None])[0].reshape(4, 8)
+    assert places[1].tolist() == [4, 5, 6, 7, 24, 25, 26, 27]
+    seen = places[:, :, None, None] >= places
+    pairs = seen.sum((1, 3))
+    own = 8 * 9 // 2
+    assert pairs.tolist() == [[own if i == j else 32 for j in range(4)] for i in range(4)]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("interpreted_splash")
+@pytest.mark.parametrize("need", [None, "window"])
+def test_splash_attends_from_each_part(need: str | None) -> None:
     options, pattern = PATTERNS.get(need or "", ({}, AttentionPattern()))
     arrays = inputs(256, 4, 2, 128)
     got = attended("splash", attention_inputs(arrays, pattern=pattern))

@@ -47,10 +47,12 @@ class Run:
     def steps(self, count: int, seconds: float = 0.5) -> None:
         for _ in range(count):
             self.clock.advance(seconds)
-            self.watchdog.on_step((self.step, self.clock.monotonic(), threading.get_ident()))
+            self.watchdog.latest = self.step, self.clock.monotonic(), threading.get_ident()
+            timed = TimedStep()
+            timed.seconds = seconds
             scalars = {"learning/loss": 4.25}
             record = StepRecord(step=self.step, unix_seconds=0.0, scalars=scalars)
-            assert self.watchdog.on_record(TimedStep(), record) is record
+            assert self.watchdog.on_record(timed, record) is record
             self.watchdog.check()
             self.step += 1
 

@@ -22,7 +22,7 @@ from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.opcodes import FREE
 from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import results_of, shape_of, state_of
-from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
+from mfu_jax.flops.executed.records import CONTROL, InstructionRecord, ProgramCosts
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import Scope, read_scope
 
@@ -134,6 +134,7 @@ class _RecordReader:
             beyond=Beyond(*map(sum, zip(*(m.cost.beyond for m in matmuls), strict=True))),
             vector_matmuls=sum(m.cost.flops for m in matmuls if m.cost.is_vector),
             kernels=tuple(sorted({m.cost.kernel for m in matmuls if m.cost.kernel})),
+            grid_steps=sum(m.cost.grid_steps for m in matmuls),
             elementwise=sum(cost.elementwise for cost in inside.costs),
             hbm_bytes=sum(cost.hbm_bytes for cost in inside.costs),
             collective=collective,
@@ -146,6 +147,7 @@ class _RecordReader:
             shape=shape_of(
                 computation, instruction, inside.instructions, [m.cost for m in matmuls]
             ),
+            called=tuple(instruction.callees) if instruction.opcode in CONTROL else (),
             unaccounted=tuple(c.unaccounted.reason for c in inside.costs if c.unaccounted),
         )
 

@@ -11,7 +11,7 @@ from mfu_jax.flops.executed.costs.types import Collective
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.scopes import FlopPhase
 
-_CONTROL = frozenset({"while", "conditional", "call"})
+CONTROL = frozenset({"while", "conditional", "call"})
 _MESSAGES = frozenset({"send", "recv"})
 HOST_TRANSFER = "host transfer"
 
@@ -85,6 +85,7 @@ class InstructionRecord:
         vector_matmuls: the part of the matmul FLOPs that vector units run, as products and sums.
         beyond: FLOPs that the hardware runs in addition.
         kernels: names of the custom kernels that it runs.
+        grid_steps: of these kernels' grids, as far as they are known.
         elementwise: FLOPs of everything that is not a matmul, by XLA's rules.
         hbm_bytes: bytes that it reads from and writes to HBM.
         collective: the collective that it starts; `Collective.times` is 1.
@@ -96,6 +97,7 @@ class InstructionRecord:
         host_bytes: bytes that it copies between HBM and the host's memory.
         to_host: whether it copies them to the host.
         shape: its arrays, and the shape of its largest matmul.
+        called: the computations that control flow runs.
         unaccounted: reasons why some of its FLOPs are unknown.
     """
 
@@ -112,6 +114,7 @@ class InstructionRecord:
     vector_matmuls: int = 0
     beyond: Beyond = NOTHING_BEYOND
     kernels: tuple[str, ...] = ()
+    grid_steps: int = 0
     elementwise: int = 0
     hbm_bytes: int = 0
     collective: Collective | None = None
@@ -122,6 +125,7 @@ class InstructionRecord:
     host_bytes: int = 0
     to_host: bool = False
     shape: InstructionShape = field(default_factory=InstructionShape)
+    called: tuple[str, ...] = ()
     unaccounted: tuple[str, ...] = ()
 
     @property
@@ -137,7 +141,7 @@ class InstructionRecord:
     @property
     def is_control(self) -> bool:
         """Whether it only runs other instructions, which have records of their own."""
-        return self.opcode in _CONTROL
+        return self.opcode in CONTROL
 
     @property
     def is_start(self) -> bool:

@@ -26,10 +26,11 @@ from mfu_jax.flops.undifferentiated import Purpose
 from mfu_jax.util.jax_internals import Literal
 
 _ELEMENTWISE = frozenset(
-    "add convert_element_type copy div exp integer_pow log logistic max min mul name neg "
-    "reduce_precision rsqrt sharding_constraint stop_gradient sub tanh".split()
+    "add convert_element_type copy div exp integer_pow log logistic max min mul neg "
+    "reduce_precision rsqrt sharding_constraint sub tanh".split()
 )
 _KEPT_APART = "optimization_barrier"
+_UNCHANGED = frozenset({"name", "stop_gradient"})
 
 
 class _Value(NamedTuple):
@@ -103,6 +104,8 @@ class _Numbering:
             ((jaxpr,),) = inner_jaxprs(eqn.params).values()
             if len(jaxpr.invars) == len(given) and len(jaxpr.outvars) == len(eqn.outvars):
                 return self.walk(jaxpr, given, stack_below(stack, eqn))
+        if name in _UNCHANGED:
+            return given
         is_opaque = bool(eqn.effects) or bool(inner_jaxprs(eqn.params))
         if is_opaque or name == _KEPT_APART or name in RAGGED_DOTS:
             return [self.new() for _ in eqn.outvars]

@@ -95,8 +95,7 @@ class CountCheck:
         """The comparison that this step completes, as metrics, and the warning, at most once."""
         end, seconds = record.unix_seconds, record.scalars.get("perf/step_time_seconds", 0.0)
         begin = end - seconds
-        waits = sum(s for name, s in (step.spans or {}).items() if name.endswith("_wait"))
-        if waits:
+        if waits := step.wait_seconds:
             self._spans.append(_StepSpan(begin - waits, begin, 0.0))
         self._spans.append(_StepSpan(begin, end, self._hfu_of(step, record)))
         scalars: dict[str, float] = {}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from mfu_jax.host_work import HostWork
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
-from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 from mfu_jax.util.failsafe import Once
 from mfu_jax.util.formatting import counted, loss_text, percent, readable
 
@@ -119,9 +119,7 @@ class OutlierWatch(Monitor):
         """Adds a slow step's excess time, and its cause."""
         is_saved = "checkpoint" in step.spans
         self._since_checkpoint = 0 if is_saved else self._since_checkpoint + 1
-        waits = 0.0
-        if step.spans:
-            waits = sum(s for name, s in step.spans.items() if name.endswith("_wait"))
+        waits = step.wait_seconds
         seconds, window = step.seconds + waits, self._window
         if record.kind != "step" or not 0 < seconds < float("inf"):
             return record
@@ -155,7 +153,7 @@ class OutlierWatch(Monitor):
 
     def _causes(self, step: TimedStep, waits: float) -> Iterator[tuple[str, float]]:
         """Possible causes with the seconds that each took, the most certain first."""
-        loop = step.loop
+        loop = None if step.loop is None else LoopTimes._make(step.loop)
         yield HostWork.DATA, waits
         if step.clock_jump_seconds is not None:
             yield "clock", max(step.seconds, step.slept_seconds)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfu_jax.host_work import HostWork
-from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 from mfu_jax.util.formatting import readable
 
 # If the loop waited for the device for less than this fraction of the step, it came back late.
@@ -116,9 +116,9 @@ class LoopStatistics:
     def add(self, step: TimedStep, kind: str) -> None:
         """Adds a measured step; others, and those after a pause, only advance `last_step`."""
         self.last_step = step.step
-        loop = step.loop
-        if kind != "step" or loop is None or not 0 < step.seconds < math.inf:
+        if kind != "step" or step.loop is None or not 0 < step.seconds < math.inf:
             return
+        loop = LoopTimes._make(step.loop)
         python = max(0.0, loop.seconds - loop.wait_seconds - loop.call_seconds)
         parts = {"data": loop.wait_seconds, "dispatch": loop.call_seconds, "python": python}
         if loop.slack_seconds < _LATE_FRACTION * step.seconds:

@@ -66,16 +66,18 @@ class MetricFilter:
             return {**rest, "_losses": losses}  # waited for, as functions are not
         known = self._small
         for name, value in metrics.items():
-            if getattr(value, "aval", value.__class__) is not known.get(name, self):
+            kind = value.__class__
+            if (value.aval if kind in _ARRAY_CLASSES else kind) is not known.get(name):
                 return self._filtered(metrics)
         return dict(metrics)
 
     def _filtered(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
         kept, left_out = drop_large(metrics)
+        _ARRAY_CLASSES.update(type(v) for v in kept.values() if isinstance(v, jax.Array))
         self._small = {
-            name: getattr(value, "aval", value.__class__)
+            name: value.aval if type(value) in _ARRAY_CLASSES else type(value)
             for name, value in kept.items()
-            if hasattr(value, "aval") or value.__class__ in _PLAIN
+            if type(value) in _ARRAY_CLASSES or type(value) in _PLAIN
         }
         if new := [*filter(self._is_first, left_out)]:
             _log.warning("metrics left out: %s", describe_dropped(new))

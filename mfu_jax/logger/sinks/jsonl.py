@@ -74,11 +74,8 @@ class JsonlSink(AppendOnlySink):
     def _line(self, record: StepRecord) -> bytes:
         row = (record.step, record.unix_seconds, *record.scalars.values())
         try:
-            if (
-                _PLAIN_NUMBERS.issuperset(map(type, row))
-                and all(map(math.isfinite, row))
-                and not (record.flags or record.notes)
-            ):
+            is_plain = _PLAIN_NUMBERS.issuperset(map(type, row)) and math.isfinite(sum(row))
+            if is_plain and not (record.flags or record.notes):
                 return self._filled(record, row).encode()
             return _ENCODER.encode(as_json(record, self._names.of)).encode() + b"\n"
         except (TypeError, ValueError, OverflowError) as error:

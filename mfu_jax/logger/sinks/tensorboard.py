@@ -17,6 +17,7 @@ from mfu_jax.logger.sinks.append_only import AppendOnlySink
 from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import AppendOnlyFile
 from mfu_jax.storage.targets import OutputTarget, folder_target
+from mfu_jax.util.formatting import encodable
 from mfu_jax.util.optional_deps import require
 
 # Marks our files in a folder; other writers' files are left alone.
@@ -67,12 +68,14 @@ class TensorBoardSink(AppendOnlySink):
         fsync_seconds: float = -1.0,
     ) -> None:
         self._event = _tensorboardx("proto.event_pb2").Event
-        self._text = _tensorboardx("summary").text
+        make = _tensorboardx("summary").text
+        self._text = lambda tag, text: make(tag, encodable(text))  # paths may be no UTF-8
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._step, self._last = resume_from_step, -1
         self._setup: list[Any] = []
         # Of the last step, which usually differs from the next one only in numbers.
-        self._tags: list[str] = []
+        self._key: tuple[str, ...] = ()
+        self._shown: list[str] = []
         self._of_step: Any = None
         self._values: list[Any] = []
         super().__init__(folder, resume_from_step=resume_from_step, fsync_seconds=fsync_seconds)
@@ -133,17 +136,19 @@ class TensorBoardSink(AppendOnlySink):
 
     def _step_event(self, record: StepRecord) -> Any:
         """The event of a step, which is valid until the next call."""
-        scalars = dict(record.scalars)
-        scalars.update((f"flags/{flag}", 1.0) for flag in record.flags)
-        shown = [name for name in _OVERVIEW if name in scalars] if record.kind == "step" else []
-        tags = [*self._names.of(scalars), *map(_OVERVIEW.__getitem__, shown)]
-        if tags != self._tags or self._of_step is None:
-            self._tags, self._of_step = tags, self._event()
+        scalars = record.scalars
+        if record.flags:
+            scalars = {**scalars, **{f"flags/{flag}": 1.0 for flag in record.flags}}
+        key = (record.kind, *scalars)
+        if key != self._key or self._of_step is None:
+            self._key, self._of_step = key, self._event()
+            self._shown = [n for n in _OVERVIEW if n in scalars] if record.kind == "step" else []
+            tags = (*self._names.of(scalars), *map(_OVERVIEW.__getitem__, self._shown))
             self._values = [self._of_step.summary.value.add(tag=tag) for tag in tags]
         event = self._of_step
         try:
             event.step, event.wall_time = record.step, record.unix_seconds
-            numbers = (*scalars.values(), *map(scalars.__getitem__, shown))
+            numbers = (*scalars.values(), *map(scalars.__getitem__, self._shown))
             for value, number in zip(self._values, numbers, strict=True):
                 value.simple_value = number
         except (TypeError, ValueError, OverflowError) as error:

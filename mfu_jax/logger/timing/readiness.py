@@ -157,15 +157,16 @@ def block_until_ready(metrics: Mapping[str, Any]) -> None:
     An array donated to a later step is not waited for: nobody can read it any more.
     """
     for value in metrics.values():
-        block = getattr(value, "block_until_ready", None)
-        if block is not None:
-            try:
-                block()
-            except RuntimeError as error:
-                if is_interrupt(error) or not is_deleted(value):
-                    raise
-        elif isinstance(value, Mapping):
-            block_until_ready(value)
+        try:
+            value.block_until_ready()
+        except AttributeError:  # asking first would cost each array more than this costs a number
+            if hasattr(value, "block_until_ready"):
+                raise
+            if isinstance(value, Mapping):
+                block_until_ready(value)
+        except RuntimeError as error:
+            if is_interrupt(error) or not is_deleted(value):
+                raise
 
 
 def is_ready(metrics: Mapping[str, Any]) -> bool:

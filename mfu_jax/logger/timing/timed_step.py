@@ -74,7 +74,8 @@ class TimedStep:
         seen: both clocks when the watcher began to wait for its outputs, and when they were ready.
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run; then, its cost.
-        loop: what the training thread did in its interval; None around a pause.
+        loop: what the training thread did in its interval, as bare `LoopTimes`; None around a
+            pause.
         readings: both clocks at its start and end, and a function that returns how long the machine
             has been suspended since its last call.
     """
@@ -98,7 +99,7 @@ class TimedStep:
     seen: tuple[Reading, Reading] | None = None
     extra: Mapping[str, Any] = NOTHING
     cost: StepCost | Callable[[], StepCost] | None = None
-    loop: LoopTimes | None = None
+    loop: tuple[float, float, float, float, float] | None = None
     readings: tuple[Reading, Reading, Callable[[], float]] | None = None
 
     def measure(self) -> None:
@@ -120,6 +121,13 @@ class TimedStep:
         self.seconds = seconds
         self.ended_at, self.ended_monotonic = end
 
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds before it in declared waits, with the device idle."""
+        if not self.spans:
+            return 0.0
+        return sum(seconds for name, seconds in self.spans.items() if name.endswith("_wait"))
+
     def parts(self) -> list[TimedStep]:
         """The steps of one call, each with its share of the time, the cost and the metrics.
 
@@ -140,7 +148,7 @@ class TimedStep:
             one.overhead_seconds /= self.steps
             one.metrics = _of_one(self.metrics, number, self.steps)
             if self.loop is not None:
-                one.loop = LoopTimes(*(seconds / self.steps for seconds in self.loop))
+                one.loop = LoopTimes._make(seconds / self.steps for seconds in self.loop)
             if number:
                 one.spans, one.compile_events = NOTHING, ()
                 one.clock_jump_seconds = one.refused_seconds = None

@@ -18,7 +18,7 @@ from typing import Any
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.readiness import Watcher, block_until_ready, is_ready
-from mfu_jax.logger.timing.timed_step import NOTHING, LoopTimes, Reading, TimedStep
+from mfu_jax.logger.timing.timed_step import NOTHING, Reading, TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 
 # Waking the watcher costs both threads tens of microseconds. After this many consecutive waits
@@ -147,7 +147,7 @@ class StepTimer:
             self._end(previous, previous.completed or now)
         gc_seconds = self._gc.seconds
         if self._left_at is not None:
-            (previous or step).loop = LoopTimes(
+            (previous or step).loop = (  # a `LoopTimes`, but for the cost of making one
                 before - self._left_at,
                 self._loop_waits,
                 0.0 if self._called_at is None else before - self._called_at,

@@ -11,6 +11,7 @@ from mfu_jax.util.formatting import percent, seconds_text
 
 if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planner`
     from mfu_jax.planning.result.changes import ProposedChange
+    from mfu_jax.planning.step_time.attention_kernels import RunsKernel
     from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles
     from mfu_jax.planning.step_time.layer_timeline import LayerTimeline
     from mfu_jax.planning.step_time.schedule import PipelineTicks
@@ -18,7 +19,8 @@ if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planne
 _DAY = 86400.0
 UNITS = ("matmul", "vector", "kernel", "copy", "host")  # causes that are no transfers
 _MUCH_AGAIN, _FAR_OFF = 0.01, 0.05  # of the executed FLOPs
-_PERMUTE, _FAR_OFF_WAITS = "collective-permute", 0.2  # of the step: 25% more than without
+_FAR_OFF_WAITS = 0.2  # of the step: 25% more than without
+_FULL = 0.9  # of the memory; beyond, compilers end transfers right after their start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class StepWork:
         own_rows: share of their rows that grouped kernels multiply (expert parallelism).
         tiles: tile sizes of grouped kernels; None: the program's own.
         mesh: axis → size, in device order; empty: as the program says.
-        constant_maximum: whether its attention kernel subtracts a constant, not each row's maximum.
+        attention: where the run's attention kernel is another than the program's.
         pipeline: ticks of the step's pipeline; None: it has none, or they are not known.
     """
 
@@ -44,7 +46,7 @@ class StepWork:
     own_rows: float = 1.0
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
-    constant_maximum: bool = False
+    attention: RunsKernel | None = None
     pipeline: PipelineTicks | None = None
 
 
@@ -223,12 +225,12 @@ def warning_of(plan: Plan) -> str:
     again = plan.xla_rematerialized_flops / max(plan.executed_flops or 0, 1)
     if again >= _FAR_OFF and not plan.another_program:
         why.append(f"{percent(again)} recomputed for want of memory, which a run may not need: ")
-    waits = sum(
-        row["exposed_seconds"] for row in plan.collectives if row["kind"].startswith(_PERMUTE)
-    )
-    if waits > _FAR_OFF_WAITS * (plan.step_time_seconds or math.inf):
-        share = percent(waits / (plan.step_time_seconds or math.inf))
-        why.append(f"{share} waits for {_PERMUTE}s, which a run's compiler may hide: ")
+    waits = sum(row["exposed_seconds"] for row in plan.collectives)
+    waits /= plan.step_time_seconds or math.inf
+    used = (plan.memory_peak_bytes or 0) / (plan.memory_limit_bytes or math.inf)
+    if waits > _FAR_OFF_WAITS and used > _FULL:
+        share = percent(waits)
+        why.append(f"{share} waits for transfers, which a compiler with memory to spare may hide: ")
     return "".join(why)
 
 

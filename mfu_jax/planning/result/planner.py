@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,11 @@ from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
 from mfu_jax.planning.result.plan import UNITS, Plan, StepWork, is_much_recomputed
 from mfu_jax.planning.step_time import compared_runs
-from mfu_jax.planning.step_time.attention_kernels import executed_by_dtype, half_of_all_pairs
+from mfu_jax.planning.step_time.attention_kernels import (
+    AS_COMPILED,
+    executed_by_dtype,
+    half_of_all_pairs,
+)
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import without_skipped_rows
 from mfu_jax.planning.step_time.layer_timeline import largest_layer
@@ -31,6 +36,11 @@ from mfu_jax.util.formatting import percent
 _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints
 _JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
+_SLICES = "slices out of step"
+# Of a step, for each doubling of its slices, though each sends as much as before: in MaxText's
+# tables (configs/v5e and v5p, README.md), twelve doublings from 4 to 32 slices of four models, and
+# three from 1 to 2 of 512B and 1024B, cost 0.8 to 9.9%, half of them less than this.
+_OUT_OF_STEP = 0.036
 
 
 def _refused(target: Target, refusal: TooLarge, work: StepWork | None) -> Plan:
@@ -95,7 +105,8 @@ def make_plan(
         efficiencies=efficiencies or Efficiencies(),
         tiles=work.tiles if work else None,
         mesh=(work.mesh if work else {}) or program.topology.mesh,
-        constant_maximum=work.constant_maximum if work else False,
+        attention=(work.attention if work else None) or AS_COMPILED,
+        clock=_clock_of(target.chip, flags),
     )
     line = predicted_time(costs, durations, work.pipeline if work else None)
     if residuals is None:
@@ -104,6 +115,8 @@ def make_plan(
     limiting, bound = max(resources.items(), key=lambda pair: pair[1], default=("", 0.0))
     if bound > line.seconds:
         line.spend(f"bound by {limiting}", bound - line.seconds)
+    if target.slices > 1:
+        line.spend(_SLICES, _OUT_OF_STEP * math.log2(target.slices) * line.seconds)
     seconds = line.seconds
     memory, limit = _on_the_device(program.memory or {}), target.chip.usable_memory_bytes
     return Plan(
@@ -178,16 +191,22 @@ def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     )
 
 
+def _clock_of(chip: Chip, flags: Sequence[str] | None) -> float:
+    """The clock as a share of the one at which the peaks hold; without a run, that one."""
+    known = flags is None or chip.clock_set_by(" ".join(flags)) == chip.clock_state
+    return 1.0 if known else chip.default_clock
+
+
 def _clock(chip: Chip, flags: Sequence[str] | None) -> tuple[str, ...]:
     """A note on the clock state that a run must set, or on the one that this run had."""
     if flags is not None:
         note = chip.clock_note(chip.clock_set_by(" ".join(flags)))
-        return (note,) if note else ()
+        return (f"{note}; the times are at the run's clock",) if note else ()
     if not chip.clock_state:
         return ()
     return (
-        f"MFU's peak holds at {chip.clock_state}: set it in LIBTPU_INIT_ARGS; without it, "
-        f"published steps took {chip.clock_state_gain} longer",
+        f"MFU's peak and the times hold at {chip.clock_state}: set it in LIBTPU_INIT_ARGS; "
+        f"without it, published steps took {chip.clock_state_gain} longer",
     )
 
 

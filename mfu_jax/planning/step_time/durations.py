@@ -15,7 +15,12 @@ from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.step_time import links, nccl
-from mfu_jax.planning.step_time.attention_kernels import half_of_all_pairs, time_on_tpu
+from mfu_jax.planning.step_time.attention_kernels import (
+    AS_COMPILED,
+    RunsKernel,
+    half_of_all_pairs,
+    time_on_tpu,
+)
 from mfu_jax.planning.step_time.gpu_kernels import (
     LAUNCH_SECONDS,
     attention_share,
@@ -29,6 +34,7 @@ from mfu_jax.planning.targets import Target
 HOST = "host_gbps_per_device"
 HOST_LANES = ("host up", "host down")  # both directions of the bus work at once
 _TAKEN_HOST = "host_gbps_taken"
+_NARROW_UNIT = 128
 _TYPICAL_HOST = 16  # GB/s, if the chip's is not known (scaling book, "How to think about TPUs")
 
 
@@ -55,9 +61,10 @@ class Efficiencies:
     Attributes:
         kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted; attention on TPUs
             has its own times (`attention_kernels`).
-        grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit. Not
-            fitted: between the 0.52 to 0.66 of the peak that their useful FLOPs reach in a profile
-            of a TPU7x (gpu-tpu-pedia, Hunyuan3-295B), whose tiles waste some, and `tpu_matmul`.
+        grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit, of what
+            other matmuls reach. Not fitted: between the 0.52 to 0.66 of the peak that their useful
+            FLOPs reach in a profile of a TPU7x (gpu-tpu-pedia, Hunyuan3-295B; its default clock),
+            whose tiles waste some, and `tpu_matmul`.
         matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
@@ -66,9 +73,13 @@ class Efficiencies:
         odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.
         gpu_attention: cuDNN's attention over long sequences, from the same table.
         gpu_masked_attention: the same with a mask or a bias.
-        tpu_matmul: the same in a TPU program without cycle estimates: 0.82 in a profile of Qwen3
-            8B on a v6e (vlasenkoalexey/tpu_performance_autoresearch_wiki), 0.79 in one large matmul
-            there (yangwhale/gpu-tpu-pedia, v7_perf). Not fitted to a step.
+        tpu_matmul: the same in a TPU program without cycle estimates, on units of 256 × 256 at a
+            chip's default clock: 0.82 in a profile of Qwen3 8B on a v6e
+            (vlasenkoalexey/tpu_performance_autoresearch_wiki); in one large matmul, 0.79 there and
+            0.76 on a TPU7x (yangwhale/gpu-tpu-pedia, v7_perf). Not fitted to a step.
+        narrow_tpu_matmul: on units of 128 × 128: 0.92 in one matmul of 8192 on a v5e (JAX's docs,
+            Pallas TPU, "Matrix Multiplication"). XLA's own cycles come to 0.88 there, 0.90 on a
+            v5p, 0.70 on a v6e. Not fitted to a step.
         tpu_fusion: other fusions in such a program, of the memory bandwidth: additions of 5 GB
             take 8.02 ms on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree
             there; for bfloat16 they imply half of it, as they count elements of whatever width.
@@ -84,13 +95,14 @@ class Efficiencies:
     """
 
     kernel: float = 0.5
-    grouped_matmul: float = 0.7
+    grouped_matmul: float = 0.875
     matmul: float = 0.77
     shared_matmul: float = 0.64
     odd_matmul: float = 0.3
     gpu_attention: float = 0.62
     gpu_masked_attention: float = 0.27
     tpu_matmul: float = 0.80
+    narrow_tpu_matmul: float = 0.92
     tpu_fusion: float = 0.81
     tpu_copy: float = 0.4
     hbm: float = 0.85
@@ -123,20 +135,25 @@ class Durations:
         efficiencies: shares of the chips' peaks that instructions reach.
         tiles: tile sizes of grouped-matmul kernels; None: the program's own.
         mesh: axis → size, in the order of the program's devices; empty: not known.
-        constant_maximum: as of `time_on_tpu`.
+        attention: where the run's attention kernel is another than the program's.
+        clock: of a TPU's cores, as a share of the clock at which its peaks hold.
     """
 
     target: Target
     efficiencies: Efficiencies
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
-    constant_maximum: bool = False
+    attention: RunsKernel = AS_COMPILED
+    clock: float = 1.0
 
     @property
     def matmul_share(self) -> float:
-        """The share of a GPU's peak that a matmul with even dimensions reaches."""
-        shares = self.efficiencies
-        return shares.matmul if self.target.devices == 1 else shares.shared_matmul
+        """The share of the peak that a matmul reaches; on GPUs one with even dimensions."""
+        shares, chip = self.efficiencies, self.target.chip
+        if self.target.platform == "cuda":
+            return shares.matmul if self.target.devices == 1 else shares.shared_matmul
+        narrow = chip.matrix_unit == _NARROW_UNIT
+        return (shares.narrow_tpu_matmul if narrow else shares.tpu_matmul) / chip.default_clock
 
     def of(self, record: InstructionRecord) -> Iterator[Duration]:
         """The parts of an instruction in order of execution, its transfer last."""
@@ -190,6 +207,7 @@ class Durations:
         elif guessed := half_of_all_pairs(record):
             yield Duration("kernel", self._of_kernel(record, guessed))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
+            clock *= self.clock
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
             # No matmul is faster than its peak, whatever XLA estimates; its cycles are too few
             # where float32 runs in six passes.
@@ -220,7 +238,8 @@ class Durations:
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
             return self._of_kernel(record, record.flops_by_dtype)
-        matmul = visited * self._seconds(record.flops_by_dtype, self.efficiencies.grouped_matmul)
+        share = self.efficiencies.grouped_matmul * self.matmul_share
+        matmul = visited * self._seconds(record.flops_by_dtype, share)
         return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
@@ -234,15 +253,16 @@ class Durations:
 
     def _of_kernel(self, record: InstructionRecord, flops: Mapping[str, int]) -> float:
         """The time of a kernel that multiplies this much."""
-        chip, constant = self.target.chip, self.constant_maximum
-        if attention := time_on_tpu(record, sum(flops.values()), chip, constant_maximum=constant):
-            return self._seconds(flops, attention.matmul_share) + attention.vector_seconds
+        chip = self.target.chip
+        if attention := time_on_tpu(record, sum(flops.values()), chip, self.attention):
+            matmul = self._seconds(flops, attention.matmul_share)
+            return matmul + attention.vector_seconds / self.clock
         return self._seconds(flops, self.efficiencies.kernel)
 
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)
         if record.flops:
-            matmul = self._seconds(record.flops_by_dtype, shares.tpu_matmul)
+            matmul = self._seconds(record.flops_by_dtype, self.matmul_share)
             return Duration("matmul", max(matmul, memory))
         own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
         memory *= shares.hbm / own.get(record.opcode, shares.hbm)
@@ -253,7 +273,7 @@ class Durations:
     ) -> float:
         chip = self.target.chip
         return sum(
-            flops / chip.peak_flops_per_sec(dtype, precision) / efficiency
+            flops / chip.peak_flops_per_sec(dtype, precision) / efficiency / self.clock
             for dtype, flops in flops_by_dtype.items()
         )
 

@@ -9,12 +9,15 @@ waits for first goes first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.planning.step_time.durations import HOST_LANES, Durations
+
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class Interval(NamedTuple):
@@ -94,14 +97,22 @@ def predicted_time(
     """The time of one call of a program, with its loops multiplied out.
 
     Each computation's own instructions are walked once; the program's time is the sum of that time
-    × runs over its computations. Transfers do not extend from one computation into another. With a
-    `pipeline`, what layers do in idle ticks, transfers included, is the bubble.
+    × runs over its computations. A transfer is hidden by a loop or a branch between its start and
+    its done, too, but not by the next iteration. With a `pipeline`, what layers do in idle ticks,
+    transfers included, is the bubble.
     """
     total = PredictedTime()
-    for records in by_computation(costs):
+    of_all_runs: dict[str, float] = {}  # a computation → seconds, with those of what it calls
+    for records in reversed(list(by_computation(costs))):  # callers last
         runs = records[0].runs
         if runs:
-            once, idle = _summed(records, durations), _idle_runs(records, pipeline)
+            inside = {
+                record.name: sum(of_all_runs.get(name, 0.0) for name in record.called) / runs
+                for record in records
+                if record.called
+            }
+            once, idle = _summed(records, durations, inside), _idle_runs(records, pipeline)
+            of_all_runs[records[0].computation] = runs * (once.seconds + sum(inside.values()))
             total.add(once, runs - idle)
             if idle:
                 total.spend(BUBBLE, idle * once.seconds)
@@ -189,8 +200,18 @@ class HostBus:
         return Interval((self.lane,), copy.cause, start, self.now)
 
 
-def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Interval]:
-    """What the units and the lanes do while a computation runs once."""
+def walk(
+    records: Iterable[InstructionRecord],
+    durations: Durations,
+    inside: Mapping[str, float] = _NOTHING,
+) -> Iterator[Interval]:
+    """What the units and the lanes do while a computation runs once.
+
+    Args:
+        records: its instructions.
+        durations: of each.
+        inside: seconds of loops and branches, by instruction; what the units do there is left out.
+    """
     records = list(records)
     places = {record.started_by: place for place, record in enumerate(records) if record.started_by}
     buses = {lane: HostBus(lane=lane) for lane in HOST_LANES}
@@ -214,6 +235,7 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
             now = max(now, own.end)
 
     for record in records:
+        now += inside.get(record.name, 0.0)
         only_waits = record.opcode.endswith(("-done", "-update"))
         for part in () if only_waits else durations.of(record):
             if bus := buses.get(part.lanes[0]) if part.lanes else None:
@@ -264,9 +286,11 @@ def _waits(bus: HostBus, name: str, now: float) -> Iterator[Interval]:
     yield Interval((), cause, now, bus.now, is_wait=True, name=name)
 
 
-def _summed(records: Iterable[InstructionRecord], durations: Durations) -> PredictedTime:
+def _summed(
+    records: Iterable[InstructionRecord], durations: Durations, inside: Mapping[str, float]
+) -> PredictedTime:
     line = PredictedTime()
-    for work in walk(records, durations):
+    for work in walk(records, durations, inside):
         if work.lanes:
             line.transfers[work.cause] += work.seconds
         else:

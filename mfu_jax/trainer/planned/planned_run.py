@@ -130,8 +130,6 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
             lost.append(_lost(name, value))
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
             lost.append(_lost(name, value, f", which needs pip install {QUANTIZE}"))
-        elif (own, value) == ("context_parallel_strategy", "ring") and run.target.platform == "tpu":
-            lost.append(_lost(name, value, ", in kernels as the run's"))
         elif own == "fused_qkv" and not _may_fuse(run):
             lost.append(_lost(name, value))
         elif own.endswith(_CALIBRATION) and not run.keys.get("quantization"):

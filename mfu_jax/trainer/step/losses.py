@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mfu_jax.layers.attention.ring_splash import in_halves
 from mfu_jax.layers.decoder import Decoder, Outputs
 from mfu_jax.layers.sharding import SEQUENCE_AXIS, axis_size
 from mfu_jax.layers.stack.stack import mean, total
@@ -51,6 +52,8 @@ def objective(
         batch: [batch, sequence].
     """
     model = nnx.merge(graph, trained, frozen)
+    if config.attention == "ring_splash":
+        batch = {key: in_halves(value) for key, value in batch.items()}
     text = (batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
     inputs = (*text, images_of(batch))
     outputs = model.outputs(*inputs)

@@ -18,9 +18,11 @@ from jax.sharding import Mesh
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.hardware.chips import lookup
-from mfu_jax.layers.attention.ops import SPLIT, VALUE_DIM, choose_attention
+from mfu_jax.layers.attention.kernels import LANES
+from mfu_jax.layers.attention.ops import SPLIT, VALUE_DIM, choose_attention, supports
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.families.blocks import ModelSpec
 from mfu_jax.layers.stack.pipeline import schedule_of
 from mfu_jax.layers.stack.remat import computes_again
 from mfu_jax.trainer.config.mesh_axes import weight_shards
@@ -100,7 +102,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
     is_split = dict(mesh.shape)["context"] > 1
     try:
         attention = choose_attention(
-            _ring(config) if is_split else config.attention,
+            _of_split(config, spec, mesh) if is_split else config.attention,
             platform=platform,
             dtype=config.dtype,
             needs=spec.needs | ({SPLIT} if is_split else set()),
@@ -178,8 +180,11 @@ def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
     return "first" if pays else "xla"
 
 
-def _ring(config: Config) -> str:
-    """The config's attention implementation for split sequences."""
+def _of_split(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
+    """The config's attention implementation for split sequences.
+
+    A ring on TPUs takes tokens in another order, so no layer may read a token's neighbours.
+    """
     if config.context_parallel_strategy != "ring":
         return config.attention
     if config.attention not in ("auto", "ring"):
@@ -187,7 +192,11 @@ def _ring(config: Config) -> str:
             f"context_parallel_strategy=ring with attention={config.attention}: the ring has an "
             "attention of its own; leave attention at auto, or take all_gather"
         )
-    return "ring"
+    takes_any_order = not (spec.vision or config.mtp_num_layers or config.engram_layers)
+    halves = 2 * dict(mesh.shape)["context"]
+    fits = config.max_target_length % (halves * LANES) == 0 and supports("ring_splash", spec.needs)
+    on_tpu = mesh.devices.flat[0].platform == "tpu"
+    return "ring_splash" if on_tpu and takes_any_order and fits else "ring"
 
 
 def make_model(config: Config, seed: int | jax.Array) -> Decoder:

@@ -101,10 +101,15 @@ def _sums_over_equal_rows(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.broadcast_to(x[:1, :ROWS], (WIDTH, ROWS)).T @ w
 
 
+def _behind_stop_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x @ w + lax.stop_gradient(x) @ w
+
+
 @pytest.mark.parametrize(
     ("function", "known"),
     [
         (_twice, ONE),
+        (_behind_stop_gradient, ONE),
         (_in_calls, ONE),
         (_of_equal_sums, ONE),
         (_kept_apart, 0),

@@ -228,7 +228,7 @@ def test_the_timer_tells_what_the_loop_did() -> None:
                 with logger.pause("eval"):
                     clock.advance(10.0)
     # The collector's own time is no matter here.
-    seen = [step.loop and step.loop._replace(gc_seconds=0.0) for step in steps]
+    seen = [step.loop and LoopTimes._make(step.loop)._replace(gc_seconds=0.0) for step in steps]
     # Step 0 is dispatched at 0.875 and takes 2 s; the loop comes back for it at 1.75.
     told = LoopTimes(0.875, 0.25, 0.125, 2.875 - 1.75, 0.0)
     assert seen[:4] == [told, told, None, told]  # none of step 2, which the pause has ended

@@ -133,6 +133,33 @@ def test_the_rest_of_a_transfer_is_exposed():
     assert line.by_cause["collective-permute on ici"] == pytest.approx(PERMUTE - 0.25e-3)
 
 
+@pytest.mark.parametrize(
+    ("trips", "exposed"), [(2, PERMUTE - 2 * 0.25e-3), (8, 0.0)], ids=["a part", "all"]
+)
+def test_a_loop_between_start_and_done_hides_the_transfer_as_long_as_it_runs(trips, exposed):
+    count = f'backend_config={{"known_trip_count":{{"n":"{trips}"}}}}'
+    text = f"""{_HEAD}%body (b: f32[8]) -> f32[8] {{
+  %b = f32[8] parameter(0)
+  ROOT{_fusion("a", "b", MILLISECOND // 4)[1:]}
+}}
+%cond (c: f32[8]) -> pred[] {{
+  %c = f32[8] parameter(0)
+  ROOT %t = pred[] constant(true)
+}}
+ENTRY %main (x: f32[8], big: f32[11250000]) -> f32[8] {{
+  %x = f32[8] parameter(0)
+  %big = f32[11250000] parameter(1)
+{_START}
+  %w = f32[8] while(%x), condition=%cond, body=%body, {count}
+{_DONE}
+{_root("w")}
+}}
+"""
+    line = _time(text)
+    assert line.by_cause["vector"] == pytest.approx(trips * 0.25e-3)
+    assert line.by_cause.get("collective-permute on ici", 0.0) == pytest.approx(exposed)
+
+
 def _permute(name, pairs):
     types = "(f32[11250000], f32[11250000], u32[], u32[])"
     start = f"  %{name} = {types} collective-permute-start(%big), channel_id=1, {pairs}"

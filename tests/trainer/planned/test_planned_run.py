@@ -125,6 +125,16 @@ def test_whole_experts_are_followed_where_each_device_gets_as_many():
     assert (keys["shard_exp_on_fsdp"], keys["mu_dtype"]) == ("true", "bfloat16")
     assert keys["grad_dtype"] == "bfloat16"
     assert lost == ()
+    two = {"ici_fsdp_transpose_parallelism": 2}
+    for name in ("fsdp_shard_on_exp", "use_2d_fsdp_sharding"):  # MaxText splits the rest of each
+        flags = {"other_flags": {"fsdp_shard_on_exp": False, name: True}, "mesh": two}
+        keys, lost = reference_keys(read_run({**run, "device_type": "v6e-16", **flags}))
+        assert (keys["fsdp"], keys["fsdp_transpose"], keys["shard_exp_on_fsdp"]) == (
+            "8",
+            "2",
+            "true",
+        )
+        assert lost == ()
     keys, lost = reference_keys(read_run({**run, "device_type": "v6e-16"}))
     assert "shard_exp_on_fsdp" not in keys
     assert lost == (Lost("shard_exp_on_fsdp=true", touches="transfers"),)
@@ -158,10 +168,6 @@ def test_calibration_of_no_quantisation_is_named():
             {"other_flags": {"context_parallel_strategy": "ulysses"}},
             "context_parallel_strategy=ulysses (context parallelism)",
         ),
-        (
-            {"other_flags": {"context_parallel_strategy": "ring"}},
-            "context_parallel_strategy=ring, in kernels as the run's (context parallelism)",
-        ),
         ({"attention": "paged"}, "attention=paged (attention kernel)"),
         (
             {"model_name": "mixtral-8x7b", "other_flags": {"sparse_matmul": False}},
@@ -173,6 +179,14 @@ def test_a_setting_that_makes_another_program_is_no_detail(keys, work):
     found = reference_keys(read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", **keys}))
     assert found.other_work == (work,)
     assert found.notes({}) == ()
+
+
+def test_a_ring_on_tpus_is_followed():
+    flags = {"context_parallel_strategy": "ring", "context_parallel_load_balance": True}
+    run = read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "other_flags": flags})
+    keys, lost = reference_keys(run)
+    assert keys["context_parallel_strategy"] == "ring"
+    assert lost == ()
 
 
 def test_details_are_told_by_the_time_that_they_may_change():

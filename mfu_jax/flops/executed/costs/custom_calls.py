@@ -77,6 +77,7 @@ class CustomCalls:
             or call.attention_in_scope is not None,
             padding=cost.padding,
             beyond=cost.beyond,
+            grid_steps=cost.grid_steps,
         )
         return InstructionCost(matmul, note=cost.note)
 
@@ -183,5 +184,6 @@ def _device_mean(
         padding=sum(cost.padding for cost in costs) // devices,
         dtype=costs[0].dtype,
         seen_by_xla=costs[0].seen_by_xla,
+        grid_steps=costs[0].grid_steps,
         note="; ".join(filter(None, (note, costs[0].note))),
     )

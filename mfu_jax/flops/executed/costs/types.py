@@ -48,6 +48,7 @@ class MatmulCost(NamedTuple):
         passes: the lower-precision passes that it runs as, such as ``bf16_x6``.
         padding: the part spent on rows of a kernel's tiles whose results are cut off.
         beyond: what the hardware runs in addition.
+        grid_steps: of a kernel whose body was walked.
     """
 
     instruction: HloInstruction
@@ -61,6 +62,7 @@ class MatmulCost(NamedTuple):
     passes: str = ""
     padding: int = 0
     beyond: Beyond = NOTHING_BEYOND
+    grid_steps: int = 0
 
 
 class InstructionCost(NamedTuple):

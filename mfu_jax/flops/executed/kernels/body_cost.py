@@ -56,6 +56,7 @@ def body_cost(
         padding=inside - needed,
         note="; ".join(dict.fromkeys(notes)),
         beyond=Beyond(stated=ran - inside),
+        grid_steps=max(0, math.prod(body.grid)),
     )
 
 

@@ -33,6 +33,7 @@ class KernelCost:
         padding: the part that only fills up tiles: rows of other groups, zeros beyond a matrix.
         note: a choice that the reader should know about, shown as a flag.
         beyond: what the hardware runs in addition to `flops`.
+        grid_steps: of its grid, if its body was walked.
     """
 
     flops: int
@@ -42,6 +43,7 @@ class KernelCost:
     padding: int = 0
     note: str = ""
     beyond: Beyond = NOTHING_BEYOND
+    grid_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

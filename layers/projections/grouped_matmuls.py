@@ -21,10 +21,10 @@ _TILES_OF_A_GROUP = 4  # minimum, where there are enough rows
 def grouped_dot(
     rows: jax.Array, kernels: jax.Array, sizes: jax.Array, *, on_tpu: bool, interpret: bool = False
 ) -> jax.Array:
-    """``ragged_dot``; on TPUs, with a separate kernel for the gradient of the matrices.
+    """``ragged_dot``; on TPUs, with separate kernels for both gradients.
 
-    There, XLA has kernels for the product and the gradient of the rows, but computes the gradient
-    of the matrices as if every row were in every group.
+    There, XLA has a kernel for the product, but transposes a copy of all matrices for the gradient
+    of the rows, and computes that of the matrices as if every row were in every group.
 
     Args:
         rows: [rows, in], sorted by group.
@@ -59,7 +59,7 @@ def _forward(
 
 def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, sizes = saved
-    drows = product_on_tpus(dy, kernels.swapaxes(1, 2), sizes)
+    drows = gradient_of_rows(dy, kernels, sizes, dy.dtype, interpret=interpret)
     dkernels = gradient_of_matrices(rows, dy, sizes, kernels.dtype, interpret=interpret)
     return drows, dkernels, None
 
@@ -94,16 +94,116 @@ def _largest_part(size: int, most: int) -> int:
     return max((n for n in range(_LANES, most + 1, _LANES) if size % n == 0), default=0)
 
 
+def gradient_of_rows(
+    dy: jax.Array,
+    kernels: jax.Array,
+    sizes: jax.Array,
+    dtype: jnp.dtype,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """dy [rows, out] and kernels [groups, in, out] in groups → [rows, in] in `dtype`; on TPUs.
+
+    The matrices are read as they are. `ragged_dot` would get a transposed copy of all of them, and
+    megablox's `gmm` takes no eight bits.
+    """
+
+    @sequential_vmap
+    def gradient(dy: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
+        drows = _times_transposed(dy, kernels, sizes, dtype, interpret)
+        # Rows past the last group are as they were in memory.
+        is_in_group = jax.lax.broadcasted_iota(jnp.int32, drows.shape, 0) < sizes.sum()
+        return jnp.where(is_in_group, drows, 0)
+
+    made: jax.Array = gradient(dy, kernels, sizes)
+    return made
+
+
+def _times_transposed(
+    dy: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype, interpret: bool
+) -> jax.Array:
+    """megablox's grid and tables: for a tile of the result's columns, each visit of a tile of rows
+    by a group, and for that all tiles of `out`.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
+
+    (rows, out), (groups, into, _) = dy.shape, kernels.shape
+    m, k, n = _tiling(dy, out, into, groups=groups)
+    first = jnp.zeros(1, jnp.int32)
+    tables, visits = make_group_metadata(
+        group_sizes=sizes,
+        m=rows,
+        tm=m,
+        start_group=first[0],
+        num_nonzero_groups=groups,
+        visit_empty_groups=False,
+    )
+    steps, rest = pl.cdiv(out, k), out % k
+    exact = jnp.int32 if jnp.issubdtype(dy.dtype, jnp.integer) else jnp.float32
+
+    def kernel(starts, group_of, tile_of, _, dy, matrix, drows, sums):  # type: ignore[no-untyped-def]
+        visit, step = pl.program_id(1), pl.program_id(2)
+
+        def inside(tile: jax.Array) -> jax.Array:
+            """The last tile without what lies past the array."""
+            column = step * k + jax.lax.broadcasted_iota(jnp.int32, tile.shape, 1)
+            return jnp.where(column < out, tile, jnp.zeros_like(tile)) if rest else tile
+
+        @pl.when(step == 0)
+        def begin() -> None:
+            sums[...] = jnp.zeros_like(sums)
+
+        sums[...] += jax.lax.dot_general(
+            inside(dy[...]), inside(matrix[...]), (((1,), (1,)), ((), ())), None, exact
+        )
+
+        @pl.when(step == steps - 1)
+        def end() -> None:
+            row = tile_of[visit] * m + jax.lax.broadcasted_iota(jnp.int32, sums.shape, 0)
+            group = group_of[visit]
+            is_own = (starts[group] <= row) & (row < starts[group + 1])
+            kept = drows[...].astype(exact)  # of the groups before
+            drows[...] = jnp.where(is_own, sums[...], kept).astype(dtype)
+
+    call = pl.pallas_call(
+        kernel,
+        jax.ShapeDtypeStruct((rows, into), dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(pl.cdiv(into, n), visits, steps),
+            in_specs=[
+                pl.BlockSpec((m, k), lambda j, v, i, _, g, t, f: (t[v], i)),
+                pl.BlockSpec((None, n, k), lambda j, v, i, _, g, t, f: (g[v], j, i)),
+            ],
+            out_specs=pl.BlockSpec((m, n), lambda j, v, i, _, g, t, f: (t[v], j)),
+            scratch_shapes=[pltpu.VMEM((m, n), exact)],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary")
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * rows * out * into,
+            bytes_accessed=dy.nbytes * pl.cdiv(into, n)
+            + kernels.nbytes // groups * tables[1].size
+            + rows * into * jnp.dtype(dtype).itemsize,
+            transcendentals=0,
+        ),
+        interpret=interpret,
+        name="gmm_of_transposed",
+    )
+    drows: jax.Array = call(*tables, first, dy, kernels)
+    return drows
+
+
 def gradient_of_matrices(
     rows: jax.Array, dy: jax.Array, sizes: jax.Array, dtype: jnp.dtype, *, interpret: bool = False
 ) -> jax.Array:
     """Rows [rows, in] and dy [rows, out] in groups → [groups, in, out] in `dtype`; on TPUs."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    # Tiles shorter than groups: a tile that two groups share is multiplied twice.
-    few = rows.shape[0] // (_TILES_OF_A_GROUP * sizes.shape[0])
-    columns = (min(_TILE, -(-matrix.shape[1] // _LANES) * _LANES) for matrix in (rows, dy))
-    tiling = (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
+    tiling = _tiling(rows, rows.shape[1], dy.shape[1], groups=sizes.shape[0])
 
     @sequential_vmap
     def gradient(rows: jax.Array, dy: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -111,6 +211,19 @@ def gradient_of_matrices(
 
     made: jax.Array = gradient(rows, dy, sizes)
     return made
+
+
+def _tiling(rows: jax.Array, *widths: int, groups: int) -> tuple[int, ...]:
+    """Tiles of a kernel's rows and of its matrices' widths."""
+    # Tiles shorter than groups: a tile that two groups share is multiplied twice.
+    few = rows.shape[0] // (_TILES_OF_A_GROUP * groups)
+    return (_tile(rows.shape[0], max(few, _FEW_ROWS)), *map(_columns, widths))
+
+
+def _columns(width: int) -> int:
+    """Columns of a block: whole lanes, as few blocks as possible, as even as possible."""
+    even = -(-width // -(-width // _TILE))
+    return -(-even // _LANES) * _LANES
 
 
 def has_tiles(rows: int) -> bool:

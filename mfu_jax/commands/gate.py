@@ -22,6 +22,7 @@ example: mfu-jax gate runs/b --baseline runs/a --threshold=2%"""
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError
@@ -82,7 +83,8 @@ def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
         wall={},
         profile=metrics.profile,
     )
-    return gate, _verdict(gate, of_run, f"mfu-jax report {baselines[0]} {run} --html=report.html")
+    report = f"mfu-jax report {shlex.quote(baselines[0])} {shlex.quote(run)} --html=report.html"
+    return gate, _verdict(gate, of_run, report)
 
 
 def _verdict(gate: Gate, of_run: Verdict, report: str) -> Verdict:

@@ -151,6 +151,9 @@ class MetricLogger:
         self._thread = LoopThread(self._spans, self._phases)
         self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
+        for sink in used:  # a later logger of this process may take the file over
+            if (lock := getattr(sink, "lock", None)) is not None:
+                lock.settle = self.flush
 
     @staticmethod
     def from_flags(

@@ -22,6 +22,7 @@ from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.flops.analytic.names import EXPERTS
 from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.step_time.attention_kernels import AS_COMPILED, RunsKernel
 from mfu_jax.planning.step_time.durations import Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
@@ -81,12 +82,14 @@ class MeasuredRun:
         return tiles_of_run(self.keys, config.emb_dim)
 
     @property
-    def has_constant_maximum(self) -> bool:
-        """Whether its attention kernel is tokamax's, with a constant for each row's maximum."""
+    def attention(self) -> RunsKernel:
+        """Its attention kernel, if it is tokamax's."""
+        if self.keys.get("use_tokamax_splash") != "true":
+            return AS_COMPILED
         estimate = typed(
             "use_max_logit_estimate", self.keys.get("use_max_logit_estimate", "-1"), float
         )
-        return self.keys.get("use_tokamax_splash") == "true" and estimate > 0
+        return RunsKernel(estimate > 0, True, self.keys.get("dq_reduction_steps") == "3")
 
     @property
     def loss_bytes(self) -> float:
@@ -134,6 +137,8 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
         values |= {str(key): value for key, value in given.items() if value is not None}
     values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
     values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
+    if values.get("decoder_block") == "mistral" and str(values.get("num_experts", 1)) != "1":
+        values["decoder_block"] = "mixtral"  # its name in MaxText since 5409f5584 of April 2025
     flags, words = _flags(run.get("xla_flags") or ())
     read = MeasuredRun(
         target=_target(run),

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -146,7 +147,7 @@ class Profile:
                 gain_seconds=advice.gain_seconds,
             )
         if not self.advice:
-            yield NextStep(text=f"mfu-jax profile {self._folder} by=kernel")
+            yield NextStep(text=f"mfu-jax profile {shlex.quote(self._folder)} by=kernel")
         if self.like_runs and not self.tokens:
             yield NextStep(text=TOKENS)
 

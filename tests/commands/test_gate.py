@@ -86,6 +86,12 @@ def test_a_wait_for_data_is_a_regression_although_steps_take_as_long(
     assert found["checks"][1]["slowdown"] == pytest.approx(0.1, abs=0.01)
     assert answer(capsys, base, "--baseline", base)[0] == 0
 
+    # A baseline that timed no waits has them in its steps.
+    untimed = str(write_run(tmp_path / "c.jsonl", times[0]))
+    code, found = answer(capsys, slow, "--baseline", untimed)
+    assert (code, found["checks"][1]["slowdown"]) == (1, pytest.approx(0.1, abs=0.01))
+    assert len(answer(capsys, untimed, "--baseline", untimed)[1]["checks"]) == 1
+
 
 def test_noise_that_hides_a_slowdown_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -157,6 +157,18 @@ def test_the_state_is_the_heartbeats(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert text in shown(capsys, tmp_path, "--once")[0]
 
 
+def test_a_run_whose_log_says_that_it_ended_is_not_late(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, range(3))
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.line("stop", 9.0, how="clean")
+    assert "step 2, ended" in shown(capsys, tmp_path, "--once")[0]
+    log.start(20.0, 21.0)  # it goes on
+    assert "ended" not in shown(capsys, tmp_path, "--once")[0]
+
+
 def test_a_run_that_ended_has_the_time_before_its_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,20 @@ def test_a_size_that_contradicts_the_named_model_is_the_runs():
     assert 5 / 32 < share < 6 / 32  # the embedding does not shrink
 
 
+def test_a_mistral_with_experts_is_what_maxtext_called_mixtral_later():
+    """gpu-recipes' mixtral-8x7b-256gpus-a3u-bf16.yaml: the model's sizes, under its old name."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2}
+    layers = {"base_num_decoder_layers": 32, "base_emb_dim": 4096, "base_mlp_dim": 14336}
+    heads = {"base_num_query_heads": 32, "base_num_kv_heads": 8, "head_dim": 128}
+    flags = {**layers, **heads, "vocab_size": 32000, "decoder_block": "mistral"}
+    run = read_run({**RUN, "model_name": "default", "other_flags": {**flags, **experts}})
+    named = read_run({**RUN, "model_name": "mixtral-8x7b"})
+    assert run.keys["decoder_block"] == "mixtral"
+    assert count_parameters(run.model) == count_parameters(named.model)
+    dense = read_run({**RUN, "model_name": "default", "other_flags": flags})
+    assert dense.keys["decoder_block"] == "mistral"
+
+
 def test_what_a_run_leaves_out_is_maxtexts_default_and_is_said():
     """MaxText's configs/tpu/v4/22b.sh, whose sizes stand outside the groups here."""
     sizes = {"base_emb_dim": 6144, "base_num_decoder_layers": 48, "num_vocab_tiling": 8}
@@ -210,4 +224,17 @@ def test_what_maxtexts_loss_may_need_more(flags, peak, again, fits, words):
     ],
 )
 def test_tokamaxs_kernel_may_subtract_a_constant(splash, is_constant):
-    assert read_run({**RUN, "splash": splash}).has_constant_maximum == is_constant
+    assert read_run({**RUN, "splash": splash}).attention.constant_maximum == is_constant
+
+
+@pytest.mark.parametrize(
+    ("splash", "skips"),
+    [
+        ({}, (False, False)),
+        ({"dq_reduction_steps": 3}, (False, False)),
+        ({"use_tokamax_splash": True}, (True, False)),
+        ({"use_tokamax_splash": True, "dq_reduction_steps": 3}, (True, True)),
+    ],
+)
+def test_tokamaxs_kernels_have_no_steps_for_masked_blocks(splash, skips):
+    assert read_run({**RUN, "splash": splash}).attention[1:] == skips

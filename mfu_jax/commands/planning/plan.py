@@ -173,7 +173,7 @@ def _of_run(arguments: Arguments) -> Plan:
     source, keys, nearest = _source_of_run(arguments, run)
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = source.placed(work_of(run.model), keys)
-    work = replace(work, tiles=tiles, constant_maximum=run.has_constant_maximum)
+    work = replace(work, tiles=tiles, attention=run.attention)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     if nearest:
         plan = judged(plan, run)

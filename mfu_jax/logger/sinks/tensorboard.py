@@ -17,6 +17,7 @@ from mfu_jax.logger.sinks.append_only import AppendOnlySink
 from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import AppendOnlyFile
 from mfu_jax.storage.targets import OutputTarget, folder_target
+from mfu_jax.util.formatting import encodable
 from mfu_jax.util.optional_deps import require
 
 # Marks our files in a folder; other writers' files are left alone.
@@ -66,7 +67,8 @@ class TensorBoardSink(AppendOnlySink):
         fsync_seconds: float = -1.0,
     ) -> None:
         self._event = _tensorboardx("proto.event_pb2").Event
-        self._text = _tensorboardx("summary").text
+        make = _tensorboardx("summary").text
+        self._text = lambda tag, text: make(tag, encodable(text))  # paths may be no UTF-8
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._step, self._last = resume_from_step, -1
         self._setup: list[Any] = []

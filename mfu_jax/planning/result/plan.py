@@ -11,6 +11,7 @@ from mfu_jax.util.formatting import percent, seconds_text
 
 if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planner`
     from mfu_jax.planning.result.changes import ProposedChange
+    from mfu_jax.planning.step_time.attention_kernels import RunsKernel
     from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles
     from mfu_jax.planning.step_time.layer_timeline import LayerTimeline
     from mfu_jax.planning.step_time.schedule import PipelineTicks
@@ -34,7 +35,7 @@ class StepWork:
         own_rows: share of their rows that grouped kernels multiply (expert parallelism).
         tiles: tile sizes of grouped kernels; None: the program's own.
         mesh: axis → size, in device order; empty: as the program says.
-        constant_maximum: whether its attention kernel subtracts a constant, not each row's maximum.
+        attention: where the run's attention kernel is another than the program's.
         pipeline: ticks of the step's pipeline; None: it has none, or they are not known.
     """
 
@@ -45,7 +46,7 @@ class StepWork:
     own_rows: float = 1.0
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
-    constant_maximum: bool = False
+    attention: RunsKernel | None = None
     pipeline: PipelineTicks | None = None
 
 

@@ -20,7 +20,11 @@ from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
 from mfu_jax.planning.result.plan import UNITS, Plan, StepWork, is_much_recomputed
 from mfu_jax.planning.step_time import compared_runs
-from mfu_jax.planning.step_time.attention_kernels import executed_by_dtype, half_of_all_pairs
+from mfu_jax.planning.step_time.attention_kernels import (
+    AS_COMPILED,
+    executed_by_dtype,
+    half_of_all_pairs,
+)
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import without_skipped_rows
 from mfu_jax.planning.step_time.layer_timeline import largest_layer
@@ -101,7 +105,7 @@ def make_plan(
         efficiencies=efficiencies or Efficiencies(),
         tiles=work.tiles if work else None,
         mesh=(work.mesh if work else {}) or program.topology.mesh,
-        constant_maximum=work.constant_maximum if work else False,
+        attention=(work.attention if work else None) or AS_COMPILED,
         clock=_clock_of(target.chip, flags),
     )
     line = predicted_time(costs, durations, work.pipeline if work else None)

@@ -31,6 +31,7 @@ _CYCLES_PER_MATMUL = 367  # of a step of the grid
 # Of the softmax, what a constant maximum leaves forward: tokamax's kernel on a TPU7x reached 1.28
 # times the FLOP/s with one, backward the same (gpu-tpu-pedia, Hunyuan3-295B).
 _CONSTANT_MAXIMUM = 0.48
+_WINDOW = 0.49  # of all pairs: a mask that keeps fewer is a window, to which JAX cuts its grid, too
 _UNITS_OF_CORE = 4  # matrix units of a TensorCore, of any generation in hardware.yml
 
 
@@ -57,6 +58,26 @@ def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:
     return {queries.dtype: flops}
 
 
+class RunsKernel(NamedTuple):
+    """Where a run's attention kernel on a TPU is another than JAX's, which a plan compiles.
+
+    tokamax's has a step of its grid only for blocks that the mask keeps; its backward kernel does
+    so with ``dq_reduction_steps=3`` (its splash_attention_kernel.py, ``return_dynamic_grid``).
+
+    Attributes:
+        constant_maximum: it subtracts a constant instead of each row's maximum.
+        skips_forward: its forward kernel has no steps for masked blocks.
+        skips_backward: the same of its backward kernel.
+    """
+
+    constant_maximum: bool = False
+    skips_forward: bool = False
+    skips_backward: bool = False
+
+
+AS_COMPILED = RunsKernel()
+
+
 class KernelTime(NamedTuple):
     """What bounds an attention kernel on a TPU.
 
@@ -71,7 +92,7 @@ class KernelTime(NamedTuple):
 
 
 def time_on_tpu(
-    record: InstructionRecord, flops: int, chip: Chip, *, constant_maximum: bool = False
+    record: InstructionRecord, flops: int, chip: Chip, runs: RunsKernel
 ) -> KernelTime | None:
     """The time of one run of an attention kernel; None for other instructions and chips.
 
@@ -79,14 +100,13 @@ def time_on_tpu(
         record: the kernel's.
         flops: of its matmuls.
         chip: the chip.
-        constant_maximum: whether the run's kernel subtracts a constant instead of each row's
-            maximum.
+        runs: what the run's kernel does otherwise.
     """
     rows, unit, clock = _rows(record), chip.matrix_unit, (chip.clock_ghz or 0.0) * 1e9
     arrays = _queries_keys_values(record)
     if not (rows and arrays and unit and clock):
         return None
-    queries, _, values = arrays
+    queries, keys, values = arrays
     products = _row(rows, record.shape.results).products
     widths = [
         values.dims[-1] if product in OF_VALUE_WIDTH else queries.dims[-1] for product in products
@@ -95,8 +115,12 @@ def time_on_tpu(
     peak = chip.peak_flops_per_sec("bf16")
     cores = round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1
     pairs = flops / (2 * sum(widths))
-    steps = record.grid_steps or math.prod(queries.dims[:-2]) * _grid_steps(record)
-    if constant_maximum and "O" in products:  # the forward kernel
+    steps: float = record.grid_steps or math.prod(queries.dims[:-2]) * _grid_steps(record)
+    is_forward = "O" in products
+    kept = pairs / (math.prod(queries.dims[:-1]) * keys.dims[-2])
+    if (runs.skips_forward if is_forward else runs.skips_backward) and kept > _WINDOW:
+        steps *= kept
+    if runs.constant_maximum and is_forward:
         pairs *= _CONSTANT_MAXIMUM
     cycles = pairs / _PAIRS_PER_CYCLE + steps * len(products) * _CYCLES_PER_MATMUL
     return KernelTime(sum(widths) / filled, cycles / (cores * clock))

@@ -15,7 +15,12 @@ from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.step_time import links, nccl
-from mfu_jax.planning.step_time.attention_kernels import half_of_all_pairs, time_on_tpu
+from mfu_jax.planning.step_time.attention_kernels import (
+    AS_COMPILED,
+    RunsKernel,
+    half_of_all_pairs,
+    time_on_tpu,
+)
 from mfu_jax.planning.step_time.gpu_kernels import (
     LAUNCH_SECONDS,
     attention_share,
@@ -130,7 +135,7 @@ class Durations:
         efficiencies: shares of the chips' peaks that instructions reach.
         tiles: tile sizes of grouped-matmul kernels; None: the program's own.
         mesh: axis → size, in the order of the program's devices; empty: not known.
-        constant_maximum: as of `time_on_tpu`.
+        attention: where the run's attention kernel is another than the program's.
         clock: of a TPU's cores, as a share of the clock at which its peaks hold.
     """
 
@@ -138,7 +143,7 @@ class Durations:
     efficiencies: Efficiencies
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
-    constant_maximum: bool = False
+    attention: RunsKernel = AS_COMPILED
     clock: float = 1.0
 
     @property
@@ -248,8 +253,8 @@ class Durations:
 
     def _of_kernel(self, record: InstructionRecord, flops: Mapping[str, int]) -> float:
         """The time of a kernel that multiplies this much."""
-        chip, constant = self.target.chip, self.constant_maximum
-        if attention := time_on_tpu(record, sum(flops.values()), chip, constant_maximum=constant):
+        chip = self.target.chip
+        if attention := time_on_tpu(record, sum(flops.values()), chip, self.attention):
             matmul = self._seconds(flops, attention.matmul_share)
             return matmul + attention.vector_seconds / self.clock
         return self._seconds(flops, self.efficiencies.kernel)

@@ -203,8 +203,8 @@ def check(comparison: RunComparison, *, threshold: float) -> Gate:
     if not comparison.decisive.difference.is_known:
         a, b = comparison.steps
         raise UserError(
-            f"{a} measured steps of the baseline and {b} of the run are too few; expected 4 of "
-            "each, better 20",
+            f"{a} measured steps of {comparison.a} and {b} of the run are too few; expected 4 of "
+            "each run, also of each baseline, better 20",
             hint="train longer, or pass warmup_steps=0",
         )
     rows = [comparison.decisive]

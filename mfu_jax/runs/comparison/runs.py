@@ -71,6 +71,7 @@ def _rate(amount: str) -> ReadColumn:
 
 
 def _with_waits(columns: ScalarColumns) -> Sequence[float]:
+    # Of a step without a wait it is 0; if nobody times waits, they are part of the steps.
     seconds, waits = columns[STEP_SECONDS], columns.get(_WAITS)
     return seconds if waits is None else list(map(operator.add, seconds, waits))
 
@@ -339,6 +340,8 @@ def compare_with_runs(
         [_columns_of(run, warmup_steps) for run in baselines],
         _columns_of(b, warmup_steps),
     )
+    if not any(run.steps.has(_WAITS) for run in (*baselines, b)):
+        of_b[WITH_WAITS.name] = []
     rounding = max(map(_rounding, [*baselines, b], [*columns, of_b]))
     rows = tuple(
         MetricChange(
@@ -393,15 +396,11 @@ def _more(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
     """The values of the measured steps, by metric."""
     found: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
-    has_waits = False
     for kind, segment in run.segments(warmup_steps=warmup_steps):
         if kind == "step":
             columns = _timed(segment.columns)
-            has_waits |= _WAITS in columns
             for metric in METRICS:
                 found[metric.name] += metric.read(columns) or ()
-    if not has_waits:  # of a step without one it is 0
-        found[WITH_WAITS.name] = []
     if not found[STEP_TIME.name]:
         raise UserError(
             f"{run.path!r} holds {counted(len(run.steps), 'step')}, none with a measured time",

@@ -12,7 +12,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import StepRecord, record_of
-from mfu_jax.logger.run_log.events import HOSTS, events_name
+from mfu_jax.logger.run_log.events import HOSTS, START, STOP, events_name
 from mfu_jax.runs.metrics.lines import object_of
 from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
 from mfu_jax.runs.report.setup import Setup, read_setup
@@ -22,7 +22,7 @@ from mfu_jax.storage.addresses import Address, path_of
 KEPT_STEPS = 512
 _KEPT_NOTES = 50
 _TAIL_BYTES = 4_000_000
-_HOSTS = f'{{"e":"{HOSTS}",'.encode()
+_HOSTS, _START, _STOP = (f'{{"e":"{kind}",'.encode() for kind in (HOSTS, START, STOP))
 
 
 def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
@@ -115,10 +115,12 @@ class MetricsTail:
         restarts: how often the run was seen to go back, or its file to be replaced.
         hosts: the last exchange of the job's processes; empty for a single process.
         profile: the ``profile/…`` numbers of the last profiled steps.
+        has_ended: the run's log says so, and no process came after it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.has_ended = False
         self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self.notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
         self.restarts = 0
@@ -137,6 +139,8 @@ class MetricsTail:
         for line in self._events.new_lines():
             if line.startswith(_HOSTS):
                 self.hosts = object_of(line) or self.hosts
+            elif line.startswith((_START, _STOP)):
+                self.has_ended = line.startswith(_STOP)
         if not self._events.is_known:  # of version 0.1.0
             self.hosts = read_beside(str(self.path), HOSTS)
         replaced = self._records.replaced

@@ -150,7 +150,7 @@ def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
     )
     total, (devices, peak), last = _total(follower), _chip(follower.setup), steps[-1]
     age, fall = now - last.unix_seconds, _fall(measured)
-    state, left = _state(follower.heartbeat(), steps, now), None
+    state, left = _state(follower, steps, now), None
     if total and seconds is not None and state != "ended":
         left = max(0, total - 1 - last.step) * seconds
     # What came before the first step, such as compiling, stands in the summary alone.
@@ -221,9 +221,9 @@ def _verdict(
     )
 
 
-def _state(heartbeat: Mapping[str, Any], steps: Sequence[StepRecord], now: float) -> str:
-    """What the heartbeat says, or ``late`` for a run whose last step is long ago."""
-    beat = str(heartbeat.get("state") or "running")
+def _state(follower: MetricsTail, steps: Sequence[StepRecord], now: float) -> str:
+    """What log and heartbeat say, or ``late`` for a run whose last step is long ago."""
+    beat = "ended" if follower.has_ended else str(follower.heartbeat().get("state") or "running")
     last = steps[-1].unix_seconds
     if beat in _STATES or math.isnan(last):
         return beat

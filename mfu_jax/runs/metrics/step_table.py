@@ -88,6 +88,10 @@ class StepTable:
         """Whether every step has a kind."""
         return all(kind is not None for kind, _ in self._known)
 
+    def has(self, name: str) -> bool:
+        """Whether any step has this scalar."""
+        return any(name in names for _, names in self._known)
+
     def changed(self, change: Callable[[Mapping[str, float]], Mapping[str, float]]) -> StepTable:
         """The same steps, with `change` applied to the scalars of each."""
         table = StepTable()

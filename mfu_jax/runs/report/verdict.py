@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -183,12 +184,12 @@ def _next_steps(
     """
     run = _NEW if path in ("", "-") else path.removesuffix("/metrics.jsonl")
     if lacks:
-        yield NextStep(text=f"mfu-jax report {run} {lacks}")
+        yield NextStep(text=f"mfu-jax report {shlex.quote(run)} {lacks}")
     if largest is not None and largest.of != "step" and (text := _remedy(largest, setup, wall)):
         yield NextStep(text=text)
     is_in_folder = path.endswith("/metrics.jsonl")
     if has_profile or (is_in_folder and Path(run, "profile", "plugins").is_dir()):
-        where = "DIR, its profile_dir" if run.endswith(".jsonl") else run
+        where = "DIR, its profile_dir" if run.endswith(".jsonl") else shlex.quote(run)
         yield NextStep(text=f"mfu-jax profile {where}")
     else:
         folder = f"{run.removesuffix('.jsonl')}/profile"
@@ -198,10 +199,10 @@ def _next_steps(
         if "step function" in setup.values:  # arguments of `instrument`, in Python
             flags = ", ".join(f'{name}="{value}"' for name, value in values.items())
         else:
-            flags = " ".join(f"{name}={value}" for name, value in values.items())
-        yield NextStep(text=f"{flags}, then mfu-jax profile {folder}")
+            flags = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+        yield NextStep(text=f"{flags}, then mfu-jax profile {shlex.quote(folder)}")
     keep = "" if path else f"metrics_file={run}/metrics.jsonl, then "
-    yield NextStep(text=f"{keep}mfu-jax report {run} --html=report.html")
+    yield NextStep(text=f"{keep}mfu-jax report {shlex.quote(run)} --html=report.html")
 
 
 def _remedy(loss: TimeLoss, setup: Setup, wall: Mapping[str, float]) -> str:

@@ -103,6 +103,13 @@ def test_set_up_labels_and_notes_are_texts(tmp_path: Path) -> None:
     assert scalars(tmp_path, "perf/mfu") == [(3, 1.5)]
 
 
+def test_a_path_that_is_no_utf_8_is_shown_escaped(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write_text("summary", "mfu-jax report runs/\udcff")
+    sink.close()
+    assert text(tmp_path, "summary") == r"mfu-jax report runs/\udcff"
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"(?s)tensorboard_dir .* cannot be written"):

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
-from mfu_jax.planning.step_time.attention_kernels import half_of_all_pairs
+from mfu_jax.planning.step_time.attention_kernels import RunsKernel, half_of_all_pairs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.targets import parse_target
 
@@ -118,13 +118,30 @@ def test_published_times_of_the_splash_kernel_alone(
 def test_a_constant_maximum_leaves_half_of_the_softmax_of_the_forward_kernel_alone() -> None:
     target = parse_target(topology="tpu7x:2x2x1")
     plain = Durations(target=target, efficiencies=Efficiencies())
-    constant = dataclasses.replace(plain, constant_maximum=True)
+    constant = dataclasses.replace(plain, attention=RunsKernel(constant_maximum=True))
     pairs = 64 * 4 * 2**20
     for products, fused, saved in ((2, False, 0.52 * pairs / 636 / 2.2e9), (5, True, 0.0)):
         name = "splash_mha_dkv_no_residuals" if fused else "splash_mha_fwd"
         record = counted(name, 128, products * 2 * 128 * pairs, (1, 1), fused)
         (before,), (after,) = plain.of(record), constant.of(record)
         assert before.seconds - after.seconds == pytest.approx(saved)
+
+
+@pytest.mark.parametrize(("kept", "visited"), [(10, 10), (16, 16), (7, 16)], ids=str)
+def test_tokamaxs_kernel_has_steps_for_the_blocks_that_a_mask_keeps(
+    kept: int, visited: int
+) -> None:
+    """Of 4 × 4 blocks of 1024; to a window, JAX's grid is cut as well."""
+    target = parse_target(topology="tpu7x:2x2x1")
+    plain = Durations(target=target, efficiencies=Efficiencies())
+    skips = dataclasses.replace(plain, attention=RunsKernel(skips_forward=True))
+    record = dataclasses.replace(
+        counted("splash_mha_fwd", 128, 2 * 2 * 128 * 64 * T * T * kept // 16, (4, 4))
+    )
+    (before,), (after,) = plain.of(record), skips.of(record)
+    saved = 64 * (16 - visited) * 2 * 367 / 2.2e9
+    assert before.seconds - after.seconds == pytest.approx(saved)
+    assert dataclasses.replace(plain, attention=RunsKernel(skips_backward=True)).of(record)
 
 
 def test_other_kernels_and_counted_ones_are_not_guessed() -> None:

@@ -58,6 +58,14 @@ def test_losses_of_steps_and_of_the_wall_clock_are_compared_by_the_wall_clock() 
     ]
 
 
+def test_commands_with_a_blank_in_the_runs_name_can_be_pasted() -> None:
+    assert [str(step) for step in judged(path="my runs/a/metrics.jsonl").next_steps] == [
+        "profile_steps=10-12 profile_dir='my runs/a/profile', then "
+        "mfu-jax profile 'my runs/a/profile'",
+        "mfu-jax report 'my runs/a' --html=report.html",
+    ]
+
+
 def test_a_run_whose_profile_is_there_is_not_told_to_profile(tmp_path: Path) -> None:
     """A short run ends before its trace is read."""
     (tmp_path / "profile" / "plugins").mkdir(parents=True)

@@ -246,8 +246,7 @@ class MetricLogger:
                 self._pipeline.put(functools.partial(self._log.went_back, first))
             if given is not None:
                 self._spans.hold(taken)  # a later eval may still add to it
-            now = self._monotonic()
-            self._watchdog.latest = step, now, thread
+            self._watchdog.on_step((step, now := self._monotonic(), thread))
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
             if self._interrupt.pending is not None:
                 self._interrupt.raise_pending()

@@ -125,6 +125,16 @@ def test_whole_experts_are_followed_where_each_device_gets_as_many():
     assert (keys["shard_exp_on_fsdp"], keys["mu_dtype"]) == ("true", "bfloat16")
     assert keys["grad_dtype"] == "bfloat16"
     assert lost == ()
+    two = {"ici_fsdp_transpose_parallelism": 2}
+    for name in ("fsdp_shard_on_exp", "use_2d_fsdp_sharding"):  # MaxText splits the rest of each
+        flags = {"other_flags": {"fsdp_shard_on_exp": False, name: True}, "mesh": two}
+        keys, lost = reference_keys(read_run({**run, "device_type": "v6e-16", **flags}))
+        assert (keys["fsdp"], keys["fsdp_transpose"], keys["shard_exp_on_fsdp"]) == (
+            "8",
+            "2",
+            "true",
+        )
+        assert lost == ()
     keys, lost = reference_keys(read_run({**run, "device_type": "v6e-16"}))
     assert "shard_exp_on_fsdp" not in keys
     assert lost == (Lost("shard_exp_on_fsdp=true", touches="transfers"),)

@@ -21,7 +21,6 @@ from mfu_jax.flops.executed.formulas.matmuls import CUDNN_CONVOLUTIONS, LIBRARY_
 from mfu_jax.flops.executed.formulas.windows import parse_window
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.lengths import Lengths
 
 _MOST_PAIRS = 4_000_000  # of output and kernel positions that are checked one by one
@@ -77,11 +76,10 @@ class WasteFinder:
         if target != "dot" and target not in _ROLES:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
-        shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
         frame = self.dataflow.frame_of(computation)
         arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
         arrays.append(self._read(computation, instruction))
-        return _difference(instruction, target, flops, arrays, shapes)
+        return _difference(instruction, target, flops, arrays)
 
     def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
         """FLOPs on columns of a singular factor that the primitive's own slice drops."""
@@ -106,20 +104,20 @@ class WasteFinder:
 
     def _read(self, computation: HloComputation, instruction: HloInstruction) -> Real:
         """The elements of a matmul's result that are read: all, unless its only user cuts it."""
-        shape = result_shape(instruction)
+        sizes = result_shape(instruction).dims
         value, owner, is_moved = instruction, computation, False
         while (place := _only_user(self.dataflow.module, owner, value)) is not None:
             owner, user = place
             if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
-                return Real(shape, user.kept_ranges())
+                return Real(sizes, user.kept_ranges())
             if user.opcode == "select":
                 share = self._kept(owner, user)
-                return whole(shape)._replace(share=share or Fraction(1))
+                return whole(sizes)._replace(share=share or Fraction(1))
             if user.opcode not in _SAME_ELEMENTS:
                 break
             is_moved |= user.opcode == "transpose"
             value = user
-        return whole(shape)
+        return whole(sizes)
 
     def _kept(self, owner: HloComputation, select: HloInstruction) -> Fraction | None:
         """The share of results that a select keeps: one group's, in what is computed densely."""
@@ -152,12 +150,11 @@ def _difference(
     target: str,
     flops: int,
     arrays: Sequence[Real],
-    shapes: Sequence[Shape],
 ) -> Wasted:
     """The part of `flops` outside `arrays`, the real parts of both operands and the result."""
-    everything = [whole(shape) for shape in shapes]
-    if arrays == everything:
+    if all(array.is_all for array in arrays):
         return Wasted()
+    everything = [whole(array.sizes) for array in arrays]
     needed, counted = (
         _dot(instruction, reals) if target == "dot" else
         _convolution(instruction, [reals[i] for i in _ROLES[target]])

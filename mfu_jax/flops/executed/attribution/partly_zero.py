@@ -14,7 +14,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.module import HloInstruction
-from mfu_jax.flops.executed.hlo.shapes import Shape
 
 _LAYOUT = re.compile(r"\{([\d,]+)")
 
@@ -23,46 +22,59 @@ class Real(NamedTuple):
     """Which elements of an array may differ from zero.
 
     Attributes:
-        shape: shape of the array.
-        dims: their positions in each dimension.
+        sizes: the array's dimensions.
+        dims: the positions of these elements in each dimension.
         share: share of the elements at these positions that lie in their own group, if XLA writes
             a ragged or grouped operand densely.
-        unpadded: share of the elements at these positions that are not padding, if a reshape has
-            split a padded dimension.
+        unpadded: share of the elements at these positions that are not padding: if a reshape has
+            split a padded dimension, or as the mean of devices whose shards are uneven.
+        uneven: the dimension that does not divide into the devices' shards, if that is known.
     """
 
-    shape: Shape
+    sizes: tuple[int, ...]
     dims: tuple[range, ...]
     share: Fraction = Fraction(1)
     unpadded: Fraction = Fraction(1)
-
-    def at(self, shape: Shape, dims: Sequence[range]) -> Real:
-        """The same elements in another array."""
-        return self._replace(shape=shape, dims=tuple(dims))
+    uneven: int | None = None
 
     @property
     def is_all(self) -> bool:
         """Whether no element is known to be zero."""
-        return self == whole(self.shape)
+        return self == whole(self.sizes)
 
 
 @functools.lru_cache(maxsize=4096)
-def whole(shape: Shape) -> Real:
+def whole(sizes: tuple[int, ...]) -> Real:
     """An array without known zeros."""
-    return Real(shape, tuple(map(range, shape.dims)))
+    return Real(sizes, tuple(map(range, sizes)))
 
 
-def padded(real: Real, pad: HloInstruction, source: HloInstruction) -> Real:
-    """An array with zeros around it, and between its elements."""
-    dims = []
+def moved(real: Real, instruction: HloInstruction, source: HloInstruction) -> Real:
+    """The elements after an instruction of `MOVES`, of whose first operand they are `real`."""
+    move, sizes = MOVES[instruction.opcode], instruction.shape.dims
+    dims, uneven, unpadded = tuple(move(real.dims, instruction, source)), None, real.unpadded
+    if len(dims) != len(sizes):  # a damaged text
+        return whole(sizes)
+    if move is _reshaped:
+        unpadded *= Fraction(math.prod(map(len, real.dims)) or 1, math.prod(map(len, dims)) or 1)
+    if real.uneven is not None:  # the dimension that would be empty if this one were
+        sides = enumerate(source.shape.dims)
+        after = move([range(0 if d == real.uneven else n) for d, n in sides], instruction, source)
+        uneven = next((d for d, positions in enumerate(after) if not positions), None)
+    return Real(sizes, dims, real.share, unpadded, uneven)
+
+
+def _padded(dims: Sequence[range], pad: HloInstruction, source: HloInstruction) -> Sequence[range]:
+    """Zeros around the elements, and between them."""
+    found = []
     for text, positions, size in zip(
-        pad.attribute("padding").split("x"), real.dims, pad.shape.dims, strict=True
+        pad.attribute("padding").split("x"), dims, pad.shape.dims, strict=True
     ):
         low, _, *interior = map(int, text.split("_"))
         apart = 1 + (interior[0] if interior else 0)
         start, stop = (low + apart * p for p in (positions.start, positions.stop - 1))
-        dims.append(_within(range(start, stop + 1, apart * positions.step), size))
-    return real.at(pad.shape, dims)
+        found.append(_within(range(start, stop + 1, apart * positions.step), size))
+    return found
 
 
 def _within(positions: range, size: int) -> range:
@@ -72,43 +84,43 @@ def _within(positions: range, size: int) -> range:
     return positions[first:last]
 
 
-def transposed(real: Real, transpose: HloInstruction, source: HloInstruction) -> Real:
-    order = transpose.integers("dimensions")
-    return real.at(transpose.shape, [real.dims[d] for d in order])
+def _transposed(
+    dims: Sequence[range], transpose: HloInstruction, source: HloInstruction
+) -> Sequence[range]:
+    return [dims[d] for d in transpose.integers("dimensions")]
 
 
-def reversed_(real: Real, reverse: HloInstruction, source: HloInstruction) -> Real:
+def _reversed(
+    dims: Sequence[range], reverse: HloInstruction, source: HloInstruction
+) -> Sequence[range]:
     turned = reverse.integers("dimensions")
-    dims = [
+    return [
         range(size - 1 - r[-1], size - r[0], r.step) if i in turned and r else r
-        for i, (r, size) in enumerate(zip(real.dims, source.shape.dims, strict=True))
+        for i, (r, size) in enumerate(zip(dims, source.shape.dims, strict=True))
     ]
-    return real.at(reverse.shape, dims)
 
 
-def sliced(real: Real, cut: HloInstruction, source: HloInstruction) -> Real:
-    dims = []
-    for positions, kept in zip(real.dims, cut.kept_ranges(), strict=True):
-        if kept.step != 1:
-            return whole(cut.shape)
-        start = range(positions.start - kept.start, positions.stop - kept.start, positions.step)
-        dims.append(_within(start, len(kept)))
-    return real.at(cut.shape, dims)
+def _sliced(dims: Sequence[range], cut: HloInstruction, source: HloInstruction) -> Sequence[range]:
+    kept = cut.kept_ranges()
+    if any(part.step != 1 for part in kept):
+        return whole(cut.shape.dims).dims
+    return [
+        _within(range(r.start - part.start, r.stop - part.start, r.step), len(part))
+        for r, part in zip(dims, kept, strict=True)
+    ]
 
 
-def reshaped(real: Real, reshape: HloInstruction, source: HloInstruction) -> Real:
-    """Reshapes in logical order; for a bitcast, in the order of both layouts."""
+def _reshaped(
+    dims: Sequence[range], reshape: HloInstruction, source: HloInstruction
+) -> Sequence[range]:
+    """In logical order; for a bitcast, in the order of both layouts."""
     before = list(range(len(source.shape.dims)))
     after = list(range(len(reshape.shape.dims)))
     if reshape.opcode == "bitcast":
         before, after = _major_to_minor(source), _major_to_minor(reshape)
-    old = [(source.shape.dims[d], real.dims[d]) for d in before]
+    old = [(source.shape.dims[d], dims[d]) for d in before]
     new = _regrouped(old, [reshape.shape.dims[d] for d in after])
-    dims = [new[after.index(d)] for d in range(len(after))]
-    moved = real.at(reshape.shape, dims)
-    kept = math.prod(map(len, real.dims)) or 1
-    hidden = Fraction(kept, math.prod(map(len, dims)) or 1)
-    return moved._replace(unpadded=moved.unpadded * hidden)
+    return [new[after.index(d)] for d in range(len(after))]
 
 
 def _major_to_minor(instruction: HloInstruction) -> list[int]:
@@ -155,14 +167,14 @@ def _group(old: Sequence[tuple[int, range]], sizes: list[int]) -> list[range]:
     return [range(size) for size in sizes]
 
 
-Move = Callable[[Real, HloInstruction, HloInstruction], Real]
-"""Takes the real elements of an instruction's first operand, the instruction, and the operand."""
+Move = Callable[[Sequence[range], HloInstruction, HloInstruction], Sequence[range]]
+"""Takes the positions in an instruction's first operand, the instruction, and the operand."""
 
 MOVES: dict[str, Move] = {
-    "pad": padded,
-    "transpose": transposed,
-    "reverse": reversed_,
-    "slice": sliced,
-    "reshape": reshaped,
-    "bitcast": reshaped,
+    "pad": _padded,
+    "transpose": _transposed,
+    "reverse": _reversed,
+    "slice": _sliced,
+    "reshape": _reshaped,
+    "bitcast": _reshaped,
 }

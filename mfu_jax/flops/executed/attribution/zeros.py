@@ -8,14 +8,16 @@ What cannot be followed counts as real, that is, nonzero.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
-from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, whole
+from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, moved, whole
 from mfu_jax.flops.executed.costs.literals import Literals
-from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, SAME_VALUE, Dataflow
+from mfu_jax.flops.executed.hlo.dimensions import origins
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
@@ -26,9 +28,9 @@ _USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
 # The scope in which a model pads for the hardware: such zeros are not the model's.
 _PADDING_SCOPE = "zero_padding"
 _USERS_CHOICE = ("select_n", "where")  # whose masked products belong to the model
-_BY_ELEMENT = ELEMENTWISE | TRANSCENDENTAL | {"convert", "copy", "select"}
-_OTHER_AXES = ("slice", "pad", "concatenate")  # where they leave an axis as it is
-_SAME_PLACES = frozenset({"copy", "convert", "negate", "reduce-precision", "all-reduce"})
+_SAME_PLACES = SAME_VALUE - {"bitcast", "reshape"} | {"negate", "reduce-precision", "all-reduce"}
+# What these compute from elements beyond the end of an array is beyond the end of theirs.
+_KEEP_ENDS = ELEMENTWISE | TRANSCENDENTAL | {"concatenate", "dot", "pad"}
 _ZERO = re.compile(r"-?0(\.0*)?")
 
 
@@ -41,13 +43,6 @@ def is_written_by_user(instruction: HloInstruction) -> bool:
     return any(n.rpartition("/")[2] in _USERS and _PADDING_SCOPE not in n for n in names)
 
 
-class UnevenAxis(NamedTuple):
-    """A dimension that does not divide into the devices' shards, and how much of it is real."""
-
-    dim: int
-    share: Fraction
-
-
 class Zeros:
     """Where a program's values are known to be zero."""
 
@@ -55,77 +50,51 @@ class Zeros:
         self.dataflow = dataflow
         self.lengths = lengths
         self.literals = Literals(dataflow, lambda: None)
+        self.is_sharded = dataflow.module.header_int("num_partitions") > 1
         self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
-        self._shards: dict[tuple[int, str], UnevenAxis | None] = {}
 
-    def real_elements(self, frame: Frame, instruction: HloInstruction) -> Real:
+    def real_elements(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Real:
         """Which elements of an instruction's result may differ from zero.
 
         Args:
             frame: one that the dataflow keeps.
             instruction: an instruction of its computation.
+            depth: how far it is behind the first one.
         """
-        try:
-            real = self._real(frame, instruction, 0)
-        except (UnknownValueError, ValueError, IndexError):
-            return whole(instruction.shape)
-        if len(real.dims) != len(instruction.shape.dims):
-            return whole(instruction.shape)
-        if real.is_all and self.dataflow.module.header_int("num_partitions") > 1:
-            try:
-                shard = self._shard_of(frame, instruction, 0)
-            except (UnknownValueError, ValueError, IndexError):
-                shard = None
-            return real._replace(unpadded=shard.share) if shard else real
-        return real
-
-    def _real(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
         key = (id(frame), instruction.name)
-        known = self._known.get(key)
-        if known is None:
-            if depth > MAX_DEPTH:
-                return whole(instruction.shape)
-            known = self._known[key] = self._followed(frame, instruction, depth + 1)
-        return known
+        if key not in self._known:
+            self._known[key] = whole(instruction.shape.dims)
+            with contextlib.suppress(UnknownValueError, ValueError, IndexError):
+                if depth <= MAX_DEPTH:
+                    self._known[key] = self._followed(frame, instruction, depth + 1)
+        return self._known[key]
 
     def _followed(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
-        opcode, computation = instruction.opcode, frame.computation
-        if opcode == "parameter" and frame.call is not None:
-            return self._real(*frame.argument(instruction), depth)
-        if opcode in ("fusion", "call") and instruction.shape.dtype != "tuple":
-            inner = self.dataflow.enter(frame, instruction)
-            return self._real(inner, inner.computation.root, depth)
-        if opcode == "get-tuple-element":
-            return self._element(frame, instruction, depth)
-        if opcode == "select":
-            return self._selected(frame, instruction)
-        if opcode == "broadcast" or not instruction.operands:
-            return whole(instruction.shape)
-        source = computation.operand(instruction, 0)
-        if opcode in _SAME_PLACES:
-            return self._real(frame, source, depth)
-        if opcode == "dynamic-slice":
-            return self._shard(frame, instruction, self._real(frame, source, depth))
-        if opcode == "multiply":
-            first = self._real(frame, source, depth)
-            second = computation.operand(instruction, 1)
-            return self._real(frame, second, depth) if first.is_all else first
-        if opcode in MOVES and (opcode != "pad" or self._is_padding(frame, instruction)):
-            real = self._real(frame, source, depth)
-            if not real.is_all or opcode == "pad":
-                return MOVES[opcode](real, instruction, source)
-        return whole(instruction.shape)
-
-    def _element(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
-        """One result of a fusion that has several."""
-        source = frame.computation.operand(instruction, 0)
-        if source.opcode != "fusion":
-            return whole(instruction.shape)
-        inner = self.dataflow.enter(frame, source)
-        results = len(inner.computation.root.operands)
-        index = instruction.one_integer("index", below=results)
-        made = inner.computation.operand(inner.computation.root, index)
-        return self._real(inner, made, depth)
+        frame, made, path = self.dataflow.follow(frame, instruction, through=_SAME_PLACES)
+        all_real = whole(instruction.shape.dims)
+        if path or made.shape.dims != instruction.shape.dims or not made.operands:
+            return all_real
+        if made is not instruction:
+            return self.real_elements(frame, made, depth)
+        sources = [frame.computation[name] for name in made.operands]
+        if made.opcode == "select" and not (real := self._selected(frame, made)).is_all:
+            return real
+        if made.opcode == "dynamic-slice":
+            return self._shard(frame, made, self.real_elements(frame, sources[0], depth))
+        if made.opcode == "multiply":
+            factors = (self.real_elements(frame, source, depth) for source in sources)
+            return next((real for real in factors if not real.is_all), all_real)
+        if made.opcode in MOVES and (made.opcode != "pad" or self._is_padding(frame, made)):
+            real = self.real_elements(frame, sources[0], depth)
+            is_known = made.opcode == "pad" or not real.is_all
+            return moved(real, made, sources[0]) if is_known else all_real
+        if made.opcode not in _KEEP_ENDS or not self.is_sharded:
+            return all_real
+        for side, source in enumerate(sources):
+            real = self.real_elements(frame, source, depth)
+            if (axis := _following(made, sources, side, real.uneven)) is not None:
+                return all_real._replace(unpadded=real.unpadded, uneven=axis)
+        return all_real
 
     def _is_padding(self, frame: Frame, pad: HloInstruction) -> bool:
         is_zeros = self.is_zero(frame, frame.computation.operand(pad, 1))
@@ -136,92 +105,42 @@ class Zeros:
         computation = frame.computation
         mask, chosen, other = (computation.operand(select, i) for i in range(3))
         if not self.is_zero(frame, other):
-            return whole(select.shape)
+            return whole(select.shape.dims)
         if shard := self._masked_shard(frame, select, mask):
-            return whole(select.shape)._replace(unpadded=shard.share)
+            return shard
         share = group_share(computation, select)
         copies = self._copies(frame, chosen) if share is None else 1
         if copies > 1 and (found := self._rows(frame, mask)):
             rows, groups = found
             is_scalar = copies == select.shape.size  # of a sum's gradient
             share = self._share_in_groups(rows, groups if is_scalar else copies)
-        return whole(select.shape)._replace(share=share or Fraction(1))
+        return whole(select.shape.dims)._replace(share=share or Fraction(1))
 
     def _shard(self, frame: Frame, cut: HloInstruction, padded: Real) -> Real:
         """Each device's part of a padded array."""
-        partial = [d for d, p in enumerate(padded.dims) if len(p) != padded.shape.dims[d]]
+        partial = [d for d, p in enumerate(padded.dims) if len(p) != padded.sizes[d]]
         devices: list[list[range]] = []  # by padded dimension: the positions of each device
         for d in partial:
             size = cut.shape.dims[d]
             operand = frame.computation.operand(cut, 1 + d)
             starts = self.literals.on_each_device(frame, operand)
             if starts is None:
-                return whole(cut.shape)
-            last = padded.shape.dims[d] - size
+                return whole(cut.shape.dims)
+            last = padded.sizes[d] - size
             devices.append([range(s, s + size) for s in (max(0, min(s, last)) for s in starts)])
         if not devices:
-            return whole(cut.shape)
+            return whole(cut.shape.dims)
         kept = Fraction(0)
         real = [padded.dims[d] for d in partial]
         for shards in zip(*devices, strict=True):
             inside = [sum(p in of for p in s) for of, s in zip(real, shards, strict=True)]
             kept += Fraction(math.prod(inside), math.prod(map(len, shards)) * len(devices[0]))
-        return whole(cut.shape)._replace(unpadded=kept)
-
-    def _shard_of(self, frame: Frame, instruction: HloInstruction, depth: int) -> UnevenAxis | None:
-        """How much of a value follows from what lies beyond the array; None if unknown or nothing.
-
-        What is computed from the rows beyond the end stays beyond it.
-        """
-        key = (id(frame), instruction.name)
-        if key not in self._shards:
-            self._shards[key] = None
-            if depth <= MAX_DEPTH:
-                self._shards[key] = self._shard_followed(frame, instruction, depth + 1)
-        return self._shards[key]
-
-    def _shard_followed(
-        self, frame: Frame, instruction: HloInstruction, depth: int
-    ) -> UnevenAxis | None:
-        opcode, computation = instruction.opcode, frame.computation
-        made, source, path = self.dataflow.follow(frame, instruction)
-        if path:
-            return None
-        if source is not instruction:
-            return self._shard_of(made, source, depth)
-        operands = [computation[name] for name in instruction.operands]
-        if opcode == "dynamic-slice":
-            kept = self._real(frame, instruction, 0).unpadded
-            partial = self._real(frame, operands[0], 0).dims
-            uneven = [d for d, p in enumerate(partial) if len(p) != operands[0].shape.dims[d]]
-            return UnevenAxis(uneven[0], kept) if kept < 1 and len(uneven) == 1 else None
-        if opcode == "select" and (masked := self._masked_shard(frame, instruction, operands[0])):
-            return masked
-        if opcode in _BY_ELEMENT:
-            same = (o for o in operands if o.shape.dims == instruction.shape.dims)
-            return next(filter(None, (self._shard_of(frame, o, depth) for o in same)), None)
-        if opcode in _OTHER_AXES:
-            shard = self._shard_of(frame, operands[0], depth)
-            sizes = (instruction.shape.dims, operands[0].shape.dims)
-            return shard if shard and len({dims[shard.dim] for dims in sizes}) == 1 else None
-        if opcode == "dot":
-            sides = (self._shard_of(frame, operand, depth) for operand in operands)
-            found = (_through_dot(computation, instruction, i, s) for i, s in enumerate(sides))
-            return next(filter(None, found), None)
-        if opcode in ("transpose", "reshape", "bitcast") and (
-            shard := self._shard_of(frame, operands[0], depth)
-        ):
-            size = operands[0].shape.dims[shard.dim]
-            marked = whole(operands[0].shape).dims
-            marked = (*marked[: shard.dim], range(size - 1), *marked[shard.dim + 1 :])
-            moved = MOVES[opcode](Real(operands[0].shape, marked), instruction, operands[0])
-            where = [d for d, p in enumerate(moved.dims) if p == range(size - 1)]
-            return shard._replace(dim=where[0]) if len(where) == 1 else None
-        return None
+        uneven = partial[0] if kept < 1 and len(partial) == 1 else None
+        return whole(cut.shape.dims)._replace(unpadded=kept, uneven=uneven)
 
     def _masked_shard(
         self, frame: Frame, select: HloInstruction, mask: HloInstruction
-    ) -> UnevenAxis | None:
+    ) -> Real | None:
         """The part of a shard before the array's end: ``start + iota < size``; None if no such."""
         if select.op_name.endswith(_USERS_CHOICE):
             return None
@@ -248,7 +167,8 @@ class Zeros:
         dim = numbers[0].one_integer("iota_dimension", below=len(dims))
         kept = [max(0, min(dims[dim], e - f)) for f, e in zip(first, end, strict=True)]
         share = Fraction(sum(kept), dims[dim] * len(kept))
-        return UnevenAxis(dim, share) if 0 < share < 1 else None
+        is_part = 0 < share < 1
+        return whole(select.shape.dims)._replace(unpadded=share, uneven=dim) if is_part else None
 
     def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
         """How often a broadcast repeats its operand; 1 for anything else."""
@@ -318,25 +238,17 @@ class Zeros:
         return is_constant and _ZERO.fullmatch(source.operand_text.strip()) is not None
 
 
-def _through_dot(
-    computation: HloComputation, dot: HloInstruction, side: int, shard: UnevenAxis | None
-) -> UnevenAxis | None:
-    """The dimension of a product that is one of an operand's; None if that is summed."""
-    if shard is None:
+def _following(
+    made: HloInstruction, sources: Sequence[HloInstruction], side: int, axis: int | None
+) -> int | None:
+    """The dimension of a result that goes along one of an operand's; None if none does."""
+    if axis is None:
         return None
-    batch, contracted = (
-        [dot.integers(f"{operand}_{kind}_dims") for operand in ("lhs", "rhs")]
-        for kind in ("batch", "contracting")
-    )
-    if shard.dim in contracted[side]:
-        return None
-    if shard.dim in batch[side]:
-        return shard._replace(dim=batch[side].index(shard.dim))
-    ranks = [len(computation.operand(dot, i).shape.dims) for i in (0, 1)]
-    before = len(batch[0]) + side * (ranks[0] - len(batch[0]) - len(contracted[0]))
-    summed = {*batch[side], *contracted[side]}
-    free = [d for d in range(ranks[side]) if d not in summed]
-    return shard._replace(dim=before + free.index(shard.dim))
+    sizes = [source.shape.dims for source in sources]
+    if made.opcode == "dot":
+        found = origins(made, sizes)
+        return found.index((side, axis)) if (side, axis) in found else None
+    return axis if sizes[side][axis] == made.shape.dims[axis] else None
 
 
 def group_share(computation: HloComputation, select: HloInstruction) -> Fraction | None:

@@ -75,11 +75,17 @@ class Dataflow:
             self._entered[key] = Frame(self.module[names[0]], frame, call)
         return self._entered[key]
 
-    def follow(self, frame: Frame, instruction: HloInstruction, path: TuplePath = ()) -> ValueRef:
+    def follow(
+        self,
+        frame: Frame,
+        instruction: HloInstruction,
+        path: TuplePath = (),
+        through: Set[str] = SAME_VALUE,
+    ) -> ValueRef:
         """Follows a value, or the element at `path` of a tuple, to the instruction that makes it.
 
-        Stops at a parameter whose value is unknown; for a loop's state, the remaining path tells
-        which element it is.
+        Goes on behind opcodes of `through`. Stops at a parameter whose value is unknown; for a
+        loop's state, the remaining path tells which element it is.
         """
         for _ in range(10 * MAX_DEPTH):
             opcode = instruction.opcode
@@ -89,7 +95,7 @@ class Dataflow:
                 instruction = computation.operand(instruction, 0)
             elif opcode == "tuple" and path:
                 instruction, path = computation.operand(instruction, path[0]), path[1:]
-            elif opcode in SAME_VALUE:
+            elif opcode in through:
                 instruction = computation.operand(instruction, 0)
             elif opcode in _CALLS:
                 frame = self.enter(frame, instruction)

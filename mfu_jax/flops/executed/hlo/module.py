@@ -9,6 +9,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mfu_jax.flops.executed.hlo.shapes import Shape
@@ -16,7 +17,6 @@ from mfu_jax.flops.executed.hlo.text import (
     PERCENT_NAME,
     WITHOUT_OPERANDS,
     HloParseError,
-    closing_parenthesis,
     op_name_in,
     operand_names,
     parse_shape,
@@ -40,6 +40,7 @@ CALLEE_KEYS = {
 CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HloInstruction:
     """One instruction. Its shape and attributes are parsed on first use.
 
@@ -52,44 +53,15 @@ class HloInstruction:
         number: number of its first line.
     """
 
-    __slots__ = (
-        "_attributes",
-        "_callees",
-        "_operands",
-        "attribute_text",
-        "name",
-        "number",
-        "opcode",
-        "operand_text",
-        "shape_text",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        shape_text: str,
-        opcode: str,
-        operand_text: str,
-        attribute_text: str,
-        number: int,
-    ) -> None:
-        self.name = name
-        self.shape_text = shape_text
-        self.opcode = opcode
-        self.operand_text = operand_text
-        self.attribute_text = attribute_text
-        self.number = number
-        self._operands: tuple[str, ...] | None = None
-        self._attributes: dict[str, str] | None = None
-        self._callees: tuple[str, ...] | None = None
-
-    def read(self, lines: list[str]) -> None:
-        """Takes operands and attributes from all text after the opcode's parenthesis."""
-        tail = "\n".join(lines)
-        end = closing_parenthesis(tail, 0)
-        if end < 0:
-            raise HloParseError("operands without a closing parenthesis", tail, self.number)
-        self.operand_text, self.attribute_text = tail[:end], tail[end + 1 :]
+    name: str
+    shape_text: str
+    opcode: str
+    operand_text: str
+    attribute_text: str
+    number: int
+    _operands: tuple[str, ...] | None = None
+    _attributes: dict[str, str] | None = None
+    _callees: tuple[str, ...] | None = None
 
     def error(self, reason: str) -> HloParseError:
         """An error that shows this instruction."""
@@ -219,6 +191,7 @@ class HloInstruction:
         return f"HloInstruction(%{self.name} = {self.shape_text} {self.opcode}(…))"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HloComputation:
     """A named list of instructions, callable by instructions of other computations.
 
@@ -231,22 +204,16 @@ class HloComputation:
         roots: how many are marked as ROOT: one, in a complete program.
     """
 
-    __slots__ = (
-        *("_made", "_marked", "_parameters", "_users", "deferred", "elementwise", "is_defined"),
-        *("name", "number", "roots"),
-    )
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name = name
-        self.number = number
-        self.deferred = ""
-        self.elementwise: int | None = None
-        self.is_defined = False
-        self.roots = 0
-        self._made: dict[str, HloInstruction] = {}
-        self._marked = ""
-        self._parameters: dict[int, HloInstruction] | None = None
-        self._users: dict[str, list[HloInstruction]] | None = None
+    name: str
+    number: int
+    deferred: str = ""
+    elementwise: int | None = None
+    is_defined: bool = False
+    roots: int = 0
+    _made: dict[str, HloInstruction] = field(default_factory=dict)
+    _marked: str = ""
+    _parameters: dict[int, HloInstruction] | None = None
+    _users: dict[str, list[HloInstruction]] | None = None
 
     @property
     def instructions(self) -> dict[str, HloInstruction]:
@@ -316,6 +283,7 @@ Index = tuple[list[HloComputation], list[HloInstruction]]
 _Callers = tuple[dict[str, HloComputation], dict[str, HloInstruction | None]]  # None for several
 
 
+@dataclass(eq=False, repr=False)
 class HloModule:
     """A program.
 
@@ -324,28 +292,19 @@ class HloModule:
         header: its first line.
         computations: by name.
         indexed: for each opcode of `opcodes.INDEXED`, the computations and instructions with it.
-        entry: the computation that runs first.
+        entry_name: the computation that runs first.
     """
 
-    def __init__(
-        self,
-        name: str,
-        header: str,
-        computations: dict[str, HloComputation],
-        indexed: Mapping[str, Index],
-        entry: str,
-    ) -> None:
-        self.name = name
-        self.header = header
-        self.computations = computations
-        self.indexed = indexed
-        self._entry = entry
-        self._callers: _Callers | None = None
+    name: str
+    header: str
+    computations: dict[str, HloComputation]
+    indexed: Mapping[str, Index]
+    entry_name: str
 
     @property
     def entry(self) -> HloComputation:
         """The ENTRY computation."""
-        return self[self._entry]
+        return self[self.entry_name]
 
     def __getitem__(self, name: str) -> HloComputation:
         try:
@@ -364,12 +323,11 @@ class HloModule:
 
     def caller(self, name: str) -> InstructionRef | None:
         """The computation and instruction that call a computation, if there is exactly one."""
-        if self._callers is None:
-            self._callers = self._find_callers()
         computations, calls = self._callers
         return (computations[name], call) if (call := calls.get(name)) else None
 
-    def _find_callers(self) -> _Callers:
+    @functools.cached_property
+    def _callers(self) -> _Callers:
         computations: dict[str, HloComputation] = {}
         calls: dict[str, HloInstruction | None] = {}
         for opcode in CALLS:

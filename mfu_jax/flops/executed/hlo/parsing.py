@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule, Index
@@ -18,13 +18,14 @@ from mfu_jax.flops.executed.hlo.text import (
     PATTERN,
     HloParseError,
     InstructionLine,
+    closing_parenthesis,
     is_balanced,
     parse_shape,
     read_lines,
     split_top_level,
 )
 
-_INSTRUCTION = re.compile(rf"{PATTERN}(?:([^)]*)\))?(.*)", re.DOTALL)
+_INSTRUCTION = re.compile(PATTERN)
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
 # Most computations contain nothing else; their instructions are made only when needed.
 _DEFERRED = ONLY_ELEMENTWISE - INDEXED
@@ -83,7 +84,7 @@ class _Parser:
                 continue
             computation = self.computations[found] = HloComputation(found, self.number)
             if not self._read_at_once(computation, has_percent=bool(percent)):
-                self._read_by_lines(computation)
+                self._add(computation, self._read_by_lines(computation))
             if is_entry:
                 entry = found
         if not self.computations:
@@ -131,63 +132,72 @@ class _Parser:
             computation.deferred = body
             computation.elementwise = _elementwise_flops(lines)
         else:
-            self._add(computation, lines, is_plain=is_plain)
+            numbered = enumerate(lines, computation.number + 1)
+            self._add(computation, numbered if is_plain else _with_all_operands(numbered))
         self.position += len(body)
         self.number += len(lines)
         return True
 
     def _add(
-        self, computation: HloComputation, lines: Sequence[InstructionLine], *, is_plain: bool
+        self, computation: HloComputation, lines: Iterable[tuple[int, InstructionLine]]
     ) -> None:
-        """Makes the instructions of a computation; `is_plain` if all their operands are."""
+        """Makes the instructions of a computation, of their text and its number."""
         one, indexed = self.kept.setdefault, self.indexed
-        made, first = computation.instructions, computation.number + 1
-        for number, (_, name, shape, opcode, operands, rest) in enumerate(lines, first):
+        made = computation.instructions
+        for number, (_, name, shape, opcode, operands, rest) in lines:
             instruction = HloInstruction(
                 name, one(shape, shape), one(opcode, opcode), operands, rest, number
             )
-            if not is_plain and not _is_plain(operands):
-                instruction.read([f"{operands}){rest}"])
             made[name] = instruction
             if opcode in indexed:
                 computations, instructions = indexed[opcode]
                 computations.append(computation)
                 instructions.append(instruction)
 
-    def _read_by_lines(self, computation: HloComputation) -> None:
-        """Reads a computation in which some instructions span several lines or have errors."""
-        last: HloInstruction | None = None
-        unread: list[str] = []  # the tail of `last`, if its first line is incomplete
+    def _read_by_lines(self, computation: HloComputation) -> Iterator[tuple[int, InstructionLine]]:
+        """The instructions of a computation of which some span several lines or have errors."""
         made = computation.instructions
+        start: re.Match[str] | None = None  # of the instruction to which the following lines belong
+        number, tail = 0, ""
         for line in self._lines():
-            if match := _INSTRUCTION.match(line):
-                if unread and last:
-                    last.read(unread)
-                    unread = []
-                root, name, shape, opcode, operands, rest = match.groups()
-                if name in made:
+            match = _INSTRUCTION.match(line)
+            if match or (line.startswith("}") and _is_whole(tail)):
+                if start:
+                    root, name, shape, opcode = start.groups()
+                    operands, rest = _split_operands(tail, number)
+                    if "#" in operands and opcode != "constant":
+                        _name_elements(operands, made, number)
+                    yield number, (root, name, shape, opcode, operands, rest)
+                if not match:
+                    return
+                if match[2] in made:
                     raise HloParseError("a second instruction of this name", line, self.number)
-                if root:
-                    computation.mark_root(name)
-                if operands is None or not _is_plain(operands):  # or more lines
-                    unread, operands, rest = [line[match.end(4) + 1 :]], "", ""
-                if "#" in operands and opcode != "constant":
-                    _name_elements(operands, made, self.number)
-                last = HloInstruction(name, shape, opcode, operands, rest, self.number)
-                made[name] = last
-                if opcode in self.indexed:
-                    self.indexed[opcode][0].append(computation)
-                    self.indexed[opcode][1].append(last)
-            elif line.startswith("}") and _is_whole(unread):
-                if unread and last:
-                    last.read(unread)
-                return
+                if match[1]:
+                    computation.mark_root(match[2])
+                start, number, tail = match, self.number, line[match.end() :]
             elif line.strip():
-                if last is None or _INSTRUCTION_START.match(line):
+                if start is None or _INSTRUCTION_START.match(line):
                     raise HloParseError("not an instruction", line, self.number)
-                unread = unread or [f"{last.operand_text}){last.attribute_text}"]
-                unread.append(line)
+                tail += f"\n{line}"
         raise HloParseError(f"computation %{computation.name} has no end", number=self.number)
+
+
+def _with_all_operands(
+    lines: Iterable[tuple[int, InstructionLine]],
+) -> Iterator[tuple[int, InstructionLine]]:
+    """The same lines; some operands do not end at the first parenthesis."""
+    for number, line in lines:
+        if not _is_plain(line[4]):
+            line = (*line[:4], *_split_operands(f"{line[4]}){line[5]}", number))
+        yield number, line
+
+
+def _split_operands(tail: str, number: int) -> tuple[str, str]:
+    """The operands, and all that follows them, of the text after an opcode's parenthesis."""
+    end = closing_parenthesis(tail, 0)
+    if end < 0:
+        raise HloParseError("operands without a closing parenthesis", tail, number)
+    return tail[:end], tail[end + 1 :]
 
 
 def _name_elements(operands: str, instructions: dict[str, HloInstruction], number: int) -> None:
@@ -217,9 +227,9 @@ def _is_plain(operands: str) -> bool:
     return "(" not in operands and '"' not in operands
 
 
-def _is_whole(tail: list[str]) -> bool:
+def _is_whole(tail: str) -> bool:
     """Whether the brackets of an instruction are closed: some attributes span several lines."""
-    return not tail or is_balanced("(" + "\n".join(tail))
+    return not tail or is_balanced(f"({tail}")
 
 
 def _elementwise_flops(lines: Iterable[InstructionLine]) -> int | None:

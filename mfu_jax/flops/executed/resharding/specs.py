@@ -13,6 +13,7 @@ import numpy as np
 
 from mfu_jax.flops.executed.attribution.replication import tile_numbers
 from mfu_jax.flops.executed.costs.literals import Literals
+from mfu_jax.flops.executed.hlo.dimensions import origins
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.resharding.uses import Value, made_of, numbers_by_device
@@ -112,10 +113,10 @@ class Specs:
         if opcode in ("reshape", "bitcast"):
             return reshaped(known[0] or (), shapes[0], dims)
         specs = [one or (None,) * len(shape) for one, shape in zip(known, shapes, strict=True)]
-        origins = _origins(instruction, shapes)
-        if len(origins) != len(dims):
+        places = origins(instruction, shapes)
+        if len(places) != len(dims):
             return None
-        spec = tuple(specs[origin[0]][origin[1]] if origin else None for origin in origins)
+        spec = tuple(specs[place[0]][place[1]] if place else None for place in places)
         if opcode == "dynamic-slice":
             return self._sliced(value, spec)
         if opcode.startswith("all-gather"):
@@ -176,43 +177,6 @@ def _word(axes: Axes | Merged | None) -> str:
     if axes is None:
         return "U"
     return repr(axes[0] if len(axes) == 1 else axes) if axes else "None"
-
-
-def _origins(
-    instruction: HloInstruction, shapes: Sequence[Sequence[int]]
-) -> Sequence[tuple[int, int] | None]:
-    """The operand and its dimension that each dimension of a result comes from."""
-    opcode, named = instruction.opcode, instruction.integers("dimensions")
-    rank = len(shapes[0]) if shapes else 0
-    if opcode == "transpose":
-        return [(0, dim) for dim in named]
-    if opcode == "broadcast":
-        found = dict(zip(named, range(rank), strict=False))
-        size = len(instruction.shape.dims)
-        return [(0, found[dim]) if dim in found else None for dim in range(size)]
-    if opcode == "reduce":
-        return [(0, dim) for dim in range(rank) if dim not in named]
-    if opcode == "dot":
-        batch = [instruction.integers(f"{side}_batch_dims") for side in ("lhs", "rhs")]
-        summed = [instruction.integers(f"{side}_contracting_dims") for side in ("lhs", "rhs")]
-        return [(0, dim) for dim in batch[0]] + [
-            (side, dim)
-            for side, shape in enumerate(shapes)
-            for dim in range(len(shape))
-            if dim not in (*batch[side], *summed[side])
-        ]
-    if opcode == "convolution":  # a matmul as TPUs write it: batch, positions, features
-        labels = instruction.attribute("dim_labels").replace("->", "_").split("_")
-        places = [
-            (1, labels[1].find("o")) if label == "f" else (0, labels[0].find(label))
-            for label in (labels[2] if len(labels) == 3 else "")
-        ]
-        sizes = next(instruction.shape.leaves()).dims
-        return [
-            (side, dim) if dim >= 0 and shapes[side][dim] == size else None
-            for (side, dim), size in zip(places, sizes, strict=False)
-        ]
-    return [(0, dim) for dim in range(rank)]
 
 
 def reshaped(spec: Spec, before: Sequence[int], after: Sequence[int]) -> Spec | None:

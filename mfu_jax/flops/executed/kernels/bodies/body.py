@@ -13,6 +13,10 @@ IN_CLUSTER, CLUSTER = "cluster.position", "cluster.extent"
 # Whether a block takes over the work of one that has not started, which then never starts.
 TAKES_OVER = "cluster.takes_over"
 
+LOOPS = ("scf.for", "scf.while")
+# What makes an argument of a while loop's body: it is one of the values behind the condition.
+PASSED = "scf.condition"
+
 
 class UnknownBodyError(Exception):
     """The kernel's FLOPs depend on data, or on an unknown operation."""
@@ -57,7 +61,8 @@ class KernelBody:
         strides: distance between positions on each axis; empty if 1 everywhere.
         matmuls: number of matmul operations in the body's text.
         dtype: left operand's dtype of the first matmul.
-        makers: the operation that makes a value, by the value's number.
+        makers: the operation that makes a value, by the value's number; for one that a loop
+            carries, the loop.
     """
 
     grid: tuple[int, ...]
@@ -73,3 +78,9 @@ class KernelBody:
     def position(self, axis: int, index: int) -> int:
         """The value that a step at `index` of an axis reads as its position there."""
         return index * (self.strides[axis] if self.strides else 1)
+
+
+def carried_arguments(loop: BodyOp) -> tuple[int, ...]:
+    """Numbers of the block arguments that hold what a loop carries."""
+    first = 1 if loop.name == "scf.for" else 0  # after the counter
+    return loop.regions[0].arguments[first:]

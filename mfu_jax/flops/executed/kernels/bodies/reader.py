@@ -12,12 +12,15 @@ from mfu_jax.flops.executed.kernels.bodies.body import (
     CLUSTER,
     EXTENT,
     IN_CLUSTER,
+    LOOPS,
+    PASSED,
     POSITION,
     TAKES_OVER,
     BodyBlock,
     BodyOp,
     KernelBody,
     UnknownBodyError,
+    carried_arguments,
 )
 
 # FLOPs and operand dtype of an operation; None if it multiplies no matrices.
@@ -102,6 +105,12 @@ class BodyReader:
         regions = () if name.startswith(_WITHOUT_REGIONS) else operation.regions
         op.regions = tuple(self.block(block) for region in regions for block in region)
         op.has_matmul = op.has_matmul or any(o.has_matmul for r in op.regions for o in r.ops)
+        if name in LOOPS:
+            self.makers |= dict.fromkeys(carried_arguments(op), op)
+        if name == "scf.while":
+            before, after = op.regions
+            passed = zip(after.arguments, before.ops[-1].operands[1:], strict=True)
+            self.makers |= {argument: BodyOp(PASSED, (value,)) for argument, value in passed}
         return op
 
     def _copied(self, operation: Any) -> BodyOp:

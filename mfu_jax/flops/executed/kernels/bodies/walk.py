@@ -1,7 +1,9 @@
 """Runs the scalar part of a kernel's body and adds up the matmuls that it reaches.
 
 Every step of the grid takes the branches that its indices choose, so that blocks skipped by a
-causal or sparse mask cost nothing.
+causal or sparse mask cost nothing. Most axes of a grid, and most values that a loop carries, decide
+nothing. Which ones do is found by running: the grid, or the loop, starts again with one of them as
+soon as its value is asked for.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from mfu_jax.flops.executed.kernels.bodies.body import (
     CLUSTER,
     EXTENT,
     IN_CLUSTER,
+    LOOPS,
+    PASSED,
     POSITION,
     TAKES_OVER,
     BodyBlock,
@@ -22,16 +27,26 @@ from mfu_jax.flops.executed.kernels.bodies.body import (
     KernelBody,
     ScalarTable,
     UnknownBodyError,
+    carried_arguments,
 )
-from mfu_jax.flops.executed.kernels.bodies.loop_carried import Carried, loop_arguments
 
 TableOf = Callable[[int], ScalarTable]
 
 _MAX_GRID_STEPS = 1 << 20
 _MAX_ITERATIONS = 1 << 22  # over all loops that have to be run
-_LOOPS = ("scf.for", "scf.while")
 
-Carry = dict[int, int]  # known values that a loop carries, by their position
+
+class _NeededError(Exception):
+    """The position on an axis of the grid is needed, or a value that a loop carries.
+
+    Attributes:
+        index: the axis, or the value's place among those that the loop carries.
+        loop: the loop; None for an axis.
+    """
+
+    def __init__(self, index: int, loop: BodyOp | None = None) -> None:
+        super().__init__()
+        self.index, self.loop = index, loop
 
 
 def grid_flops(body: KernelBody, table: TableOf) -> int:
@@ -52,14 +67,9 @@ def grid_flops(body: KernelBody, table: TableOf) -> int:
             return flops
     if any(steps < 0 for steps in body.grid):
         raise UnknownBodyError("its grid depends on data")
-    deciding = _deciding_axes(body)
-    steps = [range(n) if i in deciding else range(min(n, 1)) for i, n in enumerate(body.grid)]
-    if math.prod(map(len, steps)) > _MAX_GRID_STEPS:
-        raise UnknownBodyError("its grid is too large to be walked")
-    same = math.prod(n for i, n in enumerate(body.grid) if i not in deciding)
     walk = _BodyWalk(body, table)
     try:
-        flops = same * sum(walk.step(indices) for indices in itertools.product(*steps))
+        flops = walk.grid()
     except RecursionError:  # a damaged body, in which a value depends on itself
         raise UnknownBodyError("it skips blocks by values that are too far to follow") from None
     walked.append((walk.tables, flops))
@@ -70,44 +80,6 @@ def grid_flops(body: KernelBody, table: TableOf) -> int:
 def _walked(body: KernelBody) -> list[tuple[dict[int, ScalarTable], int]]:
     """Walks of a kernel so far, as (tables that it read, FLOPs): layers share their kernels."""
     return []
-
-
-def _deciding_axes(body: KernelBody) -> set[int]:
-    """Grid axes on which a branch or bound around a matmul depends."""
-    seen: set[int] = set()
-    makers: dict[int, BodyOp] = {}
-    carried = Carried(body)
-    deciders = [op for op in _walk_ops(body.block) if op.has_matmul]
-    stack = [v for op in deciders for v in op.operands]
-    stack += [v for op in deciders if op.name in _LOOPS for v in carried.sources(op)]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        maker = body.makers.get(value)
-        if maker and id(maker) not in makers:
-            makers[id(maker)] = maker
-            stack += maker.operands
-            stack += [v for op in _ops_inside(maker) for v in op.operands]
-    ids = {op.attribute for op in makers.values() if op.name in (POSITION, IN_CLUSTER)}
-    return ids | {axis for value, axis in body.positions.items() if value in seen}
-
-
-def _walk_ops(block: BodyBlock) -> Iterator[BodyOp]:
-    """All nested operations with regions, which decide what runs."""
-    for op in block.ops:
-        if op.regions:
-            yield op
-            for region in op.regions:
-                yield from _walk_ops(region)
-
-
-def _ops_inside(op: BodyOp) -> Iterator[BodyOp]:
-    for region in op.regions:
-        for inner in region.ops:
-            yield inner
-            yield from _ops_inside(inner)
 
 
 def _truncated(a: int, b: int) -> int:
@@ -162,6 +134,7 @@ _SAME = {
     "arith.index_cast",
     "arith.index_castui",
     "tpu.assume_multiple",
+    PASSED,
 }
 # One thread stands for its warp: the first, which is the one that `elect` chooses and whose value
 # the other threads read.
@@ -177,7 +150,8 @@ class _BodyWalk:
         self.tables: dict[int, ScalarTable] = {}
         self.values: dict[int, int] = {}
         self.indices: tuple[int, ...] = ()
-        self.carried = Carried(body)
+        self.axes: set[int] = set()  # those whose positions decide something
+        self.carried: dict[int, set[int]] = defaultdict(set)  # by loop: the values that do
         self._iterations = _MAX_ITERATIONS
 
     @property
@@ -191,13 +165,30 @@ class _BodyWalk:
             raise UnknownBodyError(f"its loops run more than {_MAX_ITERATIONS:,} times")
         self._iterations = left
 
+    def grid(self) -> int:
+        """FLOPs of all steps."""
+        grid, axes = self.body.grid, self.axes
+        while True:
+            steps = [range(n if axis in axes else min(n, 1)) for axis, n in enumerate(grid)]
+            if math.prod(map(len, steps)) > _MAX_GRID_STEPS:
+                raise UnknownBodyError("its grid is too large to be walked")
+            same = math.prod(n for axis, n in enumerate(grid) if axis not in axes)
+            try:
+                return same * sum(map(self.step, itertools.product(*steps)))
+            except _NeededError as needed:
+                if needed.loop is not None:
+                    raise UnknownBodyError("it reads what a loop carries outside of it") from None
+                axes.add(needed.index)
+
     def step(self, indices: tuple[int, ...]) -> int:
-        self.indices = indices
-        self.values = {
-            value: self.body.position(axis, indices[axis])
-            for value, axis in self.body.positions.items()
-        }
+        self.indices, self.values = indices, {}
         return self.block(self.body.block)
+
+    def index(self, axis: int) -> int:
+        """Where the step is along an axis of the grid."""
+        if axis not in self.axes:
+            raise _NeededError(axis)
+        return self.indices[axis]
 
     def block(self, block: BodyBlock) -> int:
         total = 0
@@ -207,10 +198,8 @@ class _BodyWalk:
                 total += self.block(op.regions[taken]) if taken < len(op.regions) else 0
             elif op.name == "scf.index_switch":
                 total += self.block(self.case(op))
-            elif op.name == "scf.for":
+            elif op.name in LOOPS:
                 total += self.loop(op)
-            elif op.name == "scf.while":
-                total += self.while_loop(op, self.carried.deciding(op), counted=True)[0]
             elif op.regions:
                 if op.name not in ("tpu.region", "scf.execute_region"):
                     raise UnknownBodyError(f"it multiplies inside {op.name}")
@@ -224,60 +213,57 @@ class _BodyWalk:
         value = self.value(op.operands[0])
         return op.regions[1 + op.cases.index(value) if value in op.cases else 0]
 
-    def loop(self, op: BodyOp) -> int:
-        inner = op.regions[0]
-        start, end, by = (self.value(v) for v in op.operands[:3])
-        if not any(o.regions for o in inner.multiplying):
-            return len(range(start, end, max(1, by))) * self.block(inner)
-        return self.for_loop(op, self.carried.deciding(op), counted=True)[0]
+    def loop(self, op: BodyOp, wanted: int | None = None) -> int:
+        """FLOPs of all iterations of a loop; if one of its results is wanted, that instead."""
+        run = self.for_loop if op.name == "scf.for" else self.while_loop
+        carried, outside = self.carried[id(op)], self.values
+        while True:
+            try:
+                return run(op, carried, wanted)
+            except _NeededError as needed:
+                if needed.loop is not op or needed.index in carried:
+                    raise
+                carried.add(needed.index)
+            finally:
+                self.values = outside
 
-    def for_loop(self, op: BodyOp, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
-        """FLOPs of an ``scf.for``, if `counted`, and its carried values at the end."""
+    def for_loop(self, op: BodyOp, carried: set[int], wanted: int | None) -> int:
         start, end, by = (self.value(v) for v in op.operands[:3])
-        inner, arguments = op.regions[0], loop_arguments(op)
-        carry = {i: self.value(op.operands[3 + i]) for i in indices}
+        (inner,) = op.regions
+        counter, *arguments = inner.arguments
+        steps = range(start, end, max(1, by))
+        if wanted is not None:
+            carried.add(wanted)
+        elif not any(o.regions for o in inner.multiplying):
+            return len(steps) * self.block(inner)
+        carry = {i: self.value(op.operands[3 + i]) for i in carried}
         outside, total = self.values, 0
-        for index in range(start, end, max(1, by)):
+        for index in steps:
             self.iterations -= 1
-            self.values = {**outside, inner.arguments[0]: index}
-            self.values |= {arguments[i]: value for i, value in carry.items()}
-            total += self.block(inner) if counted else 0
-            carry = {i: self.value(inner.ops[-1].operands[i]) for i in indices}
-        self.values = outside
-        return total, carry
+            self.values = outside | {arguments[i]: value for i, value in carry.items()}
+            self.values[counter] = index
+            total += self.block(inner) if wanted is None else 0
+            carry = {i: self.value(inner.ops[-1].operands[i]) for i in carried}
+        return total if wanted is None else carry[wanted]
 
-    def while_loop(
-        self, op: BodyOp, indices: tuple[int, ...], *, counted: bool
-    ) -> tuple[int, Carry]:
-        """FLOPs of an ``scf.while``, if `counted`, and its results."""
+    def while_loop(self, op: BodyOp, carried: set[int], wanted: int | None) -> int:
         before, after = op.regions
-        last = before.ops[-1]
-        carry = {i: self.value(op.operands[i]) for i in indices}
+        goes_on, *passed = before.ops[-1].operands
+        carry = {i: self.value(op.operands[i]) for i in carried}
         outside, total = self.values, 0
         while True:
             self.iterations -= 1
-            self.values = {**outside, **{before.arguments[i]: v for i, v in carry.items()}}
-            total += self.block(before) if counted else 0
-            goes_on = self.value(last.operands[0])
-            passed = self._known(last.operands[1:])
-            if not goes_on:
-                self.values = outside
-                return total, passed
-            self.values |= {after.arguments[i]: value for i, value in passed.items()}
-            total += self.block(after) if counted else 0
-            carry = {i: self.value(after.ops[-1].operands[i]) for i in indices}
-
-    def _known(self, numbers: Sequence[int]) -> Carry:
-        """The values that are known, by their position."""
-        known = {}
-        for position, number in enumerate(numbers):
-            try:
-                known[position] = self.value(number)
-            except UnknownBodyError:
-                continue
-        return known
+            self.values = outside | {before.arguments[i]: value for i, value in carry.items()}
+            total += self.block(before) if wanted is None else 0
+            if not self.value(goes_on):
+                return total if wanted is None else self.value(passed[wanted])
+            total += self.block(after) if wanted is None else 0
+            carry = {i: self.value(after.ops[-1].operands[i]) for i in carried}
 
     def value(self, number: int) -> int:
+        if number in self.body.positions:
+            axis = self.body.positions[number]
+            return self.body.position(axis, self.index(axis))
         if number not in self.values:
             maker = self.body.makers.get(number)
             if maker is None:
@@ -301,11 +287,11 @@ class _BodyWalk:
         if op.name == "arith.select":
             return self.value(op.operands[1 if self.value(op.operands[0]) else 2])
         if op.name == POSITION and op.attribute < len(self.indices):
-            return self.body.position(op.attribute, self.indices[op.attribute])
+            return self.body.position(op.attribute, self.index(op.attribute))
         if op.name == EXTENT and op.attribute < len(self.body.grid):
             return self.body.position(op.attribute, self.body.grid[op.attribute])
         if op.name == IN_CLUSTER and op.attribute < len(self.indices):
-            return self.indices[op.attribute] % self.cluster(op.attribute)
+            return self.index(op.attribute) % self.cluster(op.attribute)
         if op.name == CLUSTER:
             return self.cluster(op.attribute)
         if op.name == "llvm.extractvalue" and self.takes_over(op):
@@ -321,8 +307,10 @@ class _BodyWalk:
         if op.name == "scf.if":
             region = op.regions[0 if self.value(op.operands[0]) else 1]
             return self.value(region.ops[-1].operands[op.results.index(number)])
-        if op.name in _LOOPS:
-            return self.loop_result(op, op.results.index(number))
+        if op.name in LOOPS:
+            if number in op.results:
+                return self.loop(op, op.results.index(number))
+            raise _NeededError(carried_arguments(op).index(number), op)
         raise UnknownBodyError(f"it skips blocks by {op.name}")
 
     def cluster(self, axis: int) -> int:
@@ -333,19 +321,6 @@ class _BodyWalk:
         """Whether an operation reads the reply to a block's query for another one's work."""
         maker = self.body.makers.get(op.operands[0])
         return maker is not None and maker.name == TAKES_OVER
-
-    def loop_result(self, op: BodyOp, position: int) -> int:
-        """One of the values that a loop returns."""
-        indices = self.carried.deciding(op, position)
-        run = self.for_loop if op.name == "scf.for" else self.while_loop
-        outside = self.values
-        try:
-            _, results = run(op, indices, counted=False)
-        finally:
-            self.values = outside
-        if position not in results:
-            raise UnknownBodyError("it skips blocks by values that a loop computes from data")
-        return results[position]
 
     def load_at(self, pointer: int) -> int:
         """An element of a table: a pointer is one of the kernel's arguments and an offset."""

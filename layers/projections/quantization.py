@@ -147,9 +147,7 @@ def quantized_ragged_dot(
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows times its kernel.
 
-    XLA's grouped kernel takes 8-bit operands on TPUs, but qwix's call does not reach it. The
-    gradient of the matrices uses another kernel, which multiplies the rounded values in the dtype
-    of the incoming gradient, already scaled back.
+    XLA's grouped kernel takes 8-bit operands on TPUs, but qwix's call does not reach it.
 
     Args:
         rows: [rows, inputs]; each row has a scale.
@@ -199,10 +197,8 @@ def _ragged_backward(
         exact = jnp.issubdtype(dy_wide.qvalue.dtype, jnp.integer)
         to = jnp.dtype("float32") if exact else dy.dtype
         drows = gradient_of_rows(dy_wide.qvalue, narrow_kernels.qvalue, sizes, to) * dy_wide.scale
-        # Column scales are applied to the rows, which are smaller than all experts' gradients.
-        wide_rows = narrow_rows.qvalue.astype(dy.dtype)
-        wide_dy = dy_tall.qvalue.astype(dy.dtype) * dy_tall.scale.astype(dy.dtype)
-        dkernels = gradient_of_matrices(wide_rows, wide_dy, sizes, dtype)
+        of_dy = dy_tall.qvalue, sizes, dtype, dy_tall.scale
+        dkernels = gradient_of_matrices(narrow_rows.qvalue, *of_dy)
     else:
         drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
         dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)

@@ -510,6 +510,19 @@ def test_a_judge_that_fails_costs_the_verdict_only(
     assert "the summary has no verdict" in caplog.text
 
 
+def test_a_logger_whose_file_is_taken_over_writes_its_steps_first(tmp_path: Path) -> None:
+    """A notebook's loop that goes on in another logger at once."""
+    path = tmp_path / "metrics.jsonl"
+    first = MetricLogger(sinks=[JsonlSink(path)], write_period_seconds=60.0)
+    for step in range(3):
+        first.record(step, {"loss": 1.0}, step_time_seconds=1.0)
+    second = MetricLogger(sinks=[JsonlSink(path, resume_from_step=3)], start_step=3)
+    second.record(3, {"loss": 1.0}, step_time_seconds=1.0)
+    second.close()
+    first.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("array", [np.asarray, jax.numpy.array])
 def test_the_losses_of_many_steps_of_a_call_are_their_mean(
     array: Any, caplog: pytest.LogCaptureFixture

@@ -57,7 +57,6 @@ class TensorBoardSink(AppendOnlySink):
         UserError: the folder cannot be written to, or another process writes to it.
     """
 
-    periods_per_write = 4  # nobody looks more often
     setting = "tensorboard_dir"
 
     def __init__(

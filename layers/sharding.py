@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import PartitionSpec
 
-BATCH_AXES = ("data", "fsdp", "expert")
+BATCH_AXES = ("data", "fsdp", "fsdp_transpose", "expert")
 
 # Pipeline stages. Outside the pipeline, in embedding and head, they split the batch further.
 STAGE_AXIS = "pipeline"
@@ -26,7 +26,7 @@ WIDTH_AXIS = "tensor"
 
 # These axes split the embedding dimension of every weight, or else the rank of latent attention;
 # `tensor` splits the other dimension.
-_WEIGHT_AXES = ("fsdp", "context", "expert")
+_WEIGHT_AXES = ("fsdp", "fsdp_transpose", "context", "expert")
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "embed": _WEIGHT_AXES,
     "vocab": "tensor",
@@ -35,6 +35,8 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "mlp": "tensor",
     "experts": "expert",
     "whole_experts": ("expert", "fsdp", "context"),
+    "whole_width": "fsdp_transpose",
+    "whole_mlp": ("tensor", "fsdp_transpose"),
     "q_lora": _WEIGHT_AXES,
     "kv_lora": _WEIGHT_AXES,
     "joined_heads": _WEIGHT_AXES,

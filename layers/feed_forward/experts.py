@@ -18,7 +18,7 @@ from ..building import Builder, Inputs
 from ..projections.grouped_matmuls import grouped_dot, has_tiles
 from ..projections.linears import ACTIVATIONS
 from ..projections.lora import Adapter
-from ..projections.quantization import quantized_dot, quantized_ragged_dot, shard_of
+from ..projections.quantization import quantized_dot, quantized_ragged_dot, shards_of
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, axis_size, constrain, partition_spec
 from .mlp import MlpSpec
 from .routers import RouterSpec, Routing
@@ -53,7 +53,8 @@ class ExpertsSpec:
             MaxText's step, instead of gathers.
         weigh_inputs: weights scale the experts' inputs instead of their outputs (Llama 4).
         shared: an MLP for every token; `shared_gate`: a sigmoid of the token scales its output.
-        whole: fsdp splits the set of experts instead of their width.
+        whole: fsdp splits the set of experts instead of their width, and fsdp_transpose the inputs
+            of each.
     """
 
     router: RouterSpec
@@ -80,10 +81,14 @@ class Experts(nnx.Module):
 
     def __init__(self, spec: ExpertsSpec, build: Builder) -> None:
         E, D, F = spec.router.experts, build.emb_dim, spec.hidden
-        experts, width = ("whole_experts", "norm") if spec.whole else ("experts", "embed")
+        experts, ins, hidden, outs = (
+            ("whole_experts", "whole_width", "whole_mlp", "norm")
+            if spec.whole
+            else ("experts", "embed", "mlp", "embed")
+        )
         self.router = spec.router.make(build)
-        first = ((E, D, F), (experts, width, "mlp"))
-        made = {"wi_0": first, "wi_1": first, "wo": ((E, F, D), (experts, "mlp", width))}
+        first = ((E, D, F), (experts, ins, "mlp"))
+        made = {"wi_0": first, "wi_1": first, "wo": ((E, F, D), (experts, hidden, outs))}
         for name, (shape, axes) in made.items():
             setattr(self, name, build.matrix(shape, shape[1], axes))
         self.lora = build.lora
@@ -227,8 +232,8 @@ class Experts(nnx.Module):
             if self.quantization is None:
                 return plain(rows, weights[name])
             recipe, on_tpu = self.quantization, self.on_tpu and has_tiles(rows.shape[0])
-            shard = shard_of(shards[name]) if name in shards else None
-            return quantized_ragged_dot(rows, weights[name], sizes, recipe, on_tpu, shard)
+            parts = shards_of(shards[name]) if name in shards else ()
+            return quantized_ragged_dot(rows, weights[name], sizes, recipe, on_tpu, parts)
 
         def placed(product: jax.Array, name: str) -> jax.Array:
             if self.spec.bias:
@@ -385,7 +390,7 @@ def _at_experts(slots: jax.Array, last: str | None) -> jax.Array:
 
     Left to XLA, gradients arrive with the batch split over `expert`, and it gathers all batches.
     """
-    return constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, last)
+    return constrain(slots, ("data", "fsdp", "fsdp_transpose"), "expert", SEQUENCE_AXIS, last)
 
 
 def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from .grouped_matmuls import gradient_of_matrices, product_on_tpus
+from .grouped_matmuls import gradient_of_matrices, gradient_of_rows, product_on_tpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +122,18 @@ class Shard(NamedTuple):
     axes: tuple[str, ...]
 
 
-def shard_of(spec: PartitionSpec) -> Shard | None:
-    """The dimension of experts' matrices to gather; expert and tensor splits are not gathered."""
+def shards_of(spec: PartitionSpec) -> tuple[Shard, ...]:
+    """The dimensions of experts' matrices to gather, in this order.
+
+    Expert and tensor splits are not gathered. Whole experts come last: most of what is gathered is
+    then in the order of the gathered matrices.
+    """
+    found = []
     for dim, names in enumerate(spec):
         split = names if isinstance(names, tuple) else (names,)
-        axes = tuple(axis for axis in split if axis in ("fsdp", "context"))
-        if axes:
-            return Shard(dim, axes)
-    return None
+        axes = tuple(axis for axis in split if axis in ("fsdp", "fsdp_transpose", "context"))
+        found += [Shard(dim, axes)] if axes else []
+    return tuple(reversed(found))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -139,13 +143,11 @@ def quantized_ragged_dot(
     sizes: jax.Array,
     recipe: Quantization,
     on_tpu: bool = False,
-    shard: Shard | None = None,
+    shards: tuple[Shard, ...] = (),
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows times its kernel.
 
-    XLA's grouped kernel takes 8-bit operands on TPUs, but qwix's call does not reach it. The
-    gradient of the matrices uses another kernel, which multiplies the rounded values in the dtype
-    of the incoming gradient, already scaled back.
+    XLA's grouped kernel takes 8-bit operands on TPUs, but qwix's call does not reach it.
 
     Args:
         rows: [rows, inputs]; each row has a scale.
@@ -153,13 +155,13 @@ def quantized_ragged_dot(
         sizes: rows of each group, [groups].
         recipe: dtypes and ranges.
         on_tpu: whether the program is for TPUs.
-        shard: `kernels` is a part: it is gathered in eight bits, and the gradient is summed over
+        shards: `kernels` is a part: it is gathered in eight bits, and the gradient is summed over
             the devices and scattered.
 
     Returns:
         [rows, outputs].
     """
-    return _ragged_forward(rows, kernels, sizes, recipe, on_tpu, shard)[0]
+    return _ragged_forward(rows, kernels, sizes, recipe, on_tpu, shards)[0]
 
 
 def _ragged_forward(
@@ -168,12 +170,12 @@ def _ragged_forward(
     sizes: jax.Array,
     recipe: Quantization,
     on_tpu: bool,
-    shard: Shard | None,
+    shards: tuple[Shard, ...],
 ) -> tuple[jax.Array, Any]:
     narrow_rows = _narrow(rows, recipe.operands, (0,), recipe.activation_range)
     narrow_kernels = _narrow(kernels, recipe.operands, (2,), recipe.weight_range)
-    if shard is not None:
-        narrow_kernels = jax.tree.map(lambda part: _gathered(part, shard), narrow_kernels)
+    for shard in shards:
+        narrow_kernels = jax.tree.map(functools.partial(_gathered, shard=shard), narrow_kernels)
     if on_tpu:
         y = _on_tpu(narrow_rows.qvalue, narrow_kernels.qvalue, sizes, rows.dtype)
         y = (y * narrow_rows.scale * narrow_kernels.scale.reshape(1, -1)).astype(rows.dtype)
@@ -184,7 +186,7 @@ def _ragged_forward(
 
 
 def _ragged_backward(
-    recipe: Quantization, on_tpu: bool, shard: Shard | None, residuals: Any, dy: jax.Array
+    recipe: Quantization, on_tpu: bool, shards: tuple[Shard, ...], residuals: Any, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     narrow_rows, narrow_kernels, sizes, (rows_inside, kernels_inside) = residuals
     of_kernels = narrow_kernels.scale.reshape(1, -1)
@@ -192,17 +194,16 @@ def _ragged_backward(
     dy_tall = _narrow(dy * narrow_rows.scale, recipe.gradients, (1,), recipe.gradient_range)
     dtype = narrow_kernels.scale.dtype
     if on_tpu:
-        drows = _on_tpu(dy_wide.qvalue, narrow_kernels.qvalue.swapaxes(1, 2), sizes, dy.dtype)
-        drows = drows * dy_wide.scale
-        # Column scales are applied to the rows, which are smaller than all experts' gradients.
-        wide_rows = narrow_rows.qvalue.astype(dy.dtype)
-        wide_dy = dy_tall.qvalue.astype(dy.dtype) * dy_tall.scale.astype(dy.dtype)
-        dkernels = gradient_of_matrices(wide_rows, wide_dy, sizes, dtype)
+        exact = jnp.issubdtype(dy_wide.qvalue.dtype, jnp.integer)
+        to = jnp.dtype("float32") if exact else dy.dtype
+        drows = gradient_of_rows(dy_wide.qvalue, narrow_kernels.qvalue, sizes, to) * dy_wide.scale
+        of_dy = dy_tall.qvalue, sizes, dtype, dy_tall.scale
+        dkernels = gradient_of_matrices(narrow_rows.qvalue, *of_dy)
     else:
         drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
         dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)
     dkernels = dkernels.astype(dtype)
-    if shard is not None:
+    for shard in reversed(shards):
         dkernels = jax.lax.psum_scatter(
             dkernels, shard.axes, scatter_dimension=shard.dim, tiled=True
         )

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from mfu_jax.hardware.peak import Peak
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.names import PROFILE_POINTS, PROFILE_READER
 from mfu_jax.settings import Settings, parse_steps
+from mfu_jax.storage.files import unwritable
 from mfu_jax.storage.trace_folders import move_to_sessions, own_folder
 from mfu_jax.util.child_process import child_environment
 from mfu_jax.util.failsafe import Boundary, failsafe
@@ -45,6 +47,9 @@ class StepProfile:
         settings: which steps, and the folder, where the trace goes to ``plugins/profile/``.
         peak: returns one device's peak; called on another thread once there is a trace; may wait.
         boundary: where failures are reported.
+
+    Raises:
+        UserError: the folder cannot be made.
     """
 
     def __init__(
@@ -57,6 +62,11 @@ class StepProfile:
         steps = settings.profile_steps
         self._first, self._last = parse_steps(steps) if steps else (0, -1)
         self._folder = settings.trace_folder
+        if steps:
+            try:
+                os.makedirs(self._folder, exist_ok=True)
+            except OSError as error:
+                raise unwritable(self._folder, "profile_dir", error) from error
         self._hardware = settings.hardware
         self._peak = peak
         self._boundary = boundary or Boundary()

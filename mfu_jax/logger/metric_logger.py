@@ -151,6 +151,9 @@ class MetricLogger:
         self._thread = LoopThread(self._spans, self._phases)
         self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
+        for sink in used:  # a later logger of this process may take the file over
+            if (lock := getattr(sink, "lock", None)) is not None:
+                lock.settle = self.flush
 
     @staticmethod
     def from_flags(
@@ -243,8 +246,7 @@ class MetricLogger:
                 self._pipeline.put(functools.partial(self._log.went_back, first))
             if given is not None:
                 self._spans.hold(taken)  # a later eval may still add to it
-            now = self._monotonic()
-            self._watchdog.latest = step, now, thread
+            self._watchdog.on_step((step, now := self._monotonic(), thread))
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
             if self._interrupt.pending is not None:
                 self._interrupt.raise_pending()

@@ -40,6 +40,8 @@ _COMPILE_SECONDS = 1800.0
 # If the thread wakes up this late, it was not running: the machine slept or the process stopped.
 _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
+# Kept between two checks; in a faster loop the oldest are dropped.
+_MOST_NOTED = 1000
 _KEPT_REPORTS = 5
 
 HEARTBEAT_SECONDS = 10.0
@@ -50,7 +52,7 @@ HANG_EXIT_CODE = 75
 class Watchdog(Monitor):
     """Watches the steps of one logger.
 
-    The loop itself tells it of steps, pauses and waits, since the recorder's thread may hang, too.
+    The loop itself tells it of steps and pauses, since the recorder's thread may hang, too.
 
     Args:
         config: limits and files, under the keys ``hang_…`` and ``heartbeat_file``.
@@ -58,12 +60,13 @@ class Watchdog(Monitor):
         monotonic: clock in seconds.
 
     Attributes:
-        latest: the last step that the loop recorded (-1: none), when, and its thread's id; the
-            training thread sets it in every step, which costs less than any call.
+        on_step: called with (step, time, thread id) when a step is recorded; a single call into
+            C, because the training thread makes it in every step.
         stopped_seconds: how long the process is known not to have run since the last step.
         is_paused: an eval, a checkpoint or similar is in progress.
         who_is_silent: a function that names the job's processes that are behind, for hang reports;
             it returns an empty text if none is known.
+        waits_for: a function that names what the loop waits for; likewise.
         tell: a function that is told of a hang: its step, and a text.
         folder: where the stacks of a hung run are written; not a relative one, as the loop may
             change the working folder.
@@ -79,16 +82,18 @@ class Watchdog(Monitor):
         self._config, self._boundary, self._monotonic = config, boundary, monotonic
         self.period_seconds = max(0.05, min(config.hang_seconds / 4, 5.0))
         self.who_is_silent: Callable[[], str] = str
+        self.waits_for: Callable[[], str] = str
         self.tell: Callable[[int, str], object] = lambda step, text: None
         self.flush: Callable[[], object] = str
         self._reports: list[Path] = []
         self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
+        self._noted: deque[tuple[int | None, float, int]] = deque(maxlen=_MOST_NOTED)
+        self.on_step: Callable[[tuple[int, float, int]], None] = self._noted.append
+        self._step, self._thread_id = -1, threading.get_ident()
         self._intervals: deque[float] = deque(maxlen=101)
-        self._checked_at = monotonic()
-        self.latest = self._seen = -1, self._checked_at, threading.get_ident()
+        self._since = self._checked_at = monotonic()
         self.stopped_seconds = self._compiling_seconds = 0.0
         self.is_paused = self._is_hung = self._has_failed = False
-        self._waits_for = ""
         self._beat_at = -math.inf
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -99,13 +104,11 @@ class Watchdog(Monitor):
             self._start()  # so that a supervisor sees the first compilation, too
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
-        """Keeps the record for a hang report, and its time; the first one starts the thread."""
+        """Keeps the record for a hang report; the first one starts the thread."""
         if self._thread is None and self._config.hang_factor > 0:
             self._checked_at = self._monotonic()  # unchecked before: a step may have compiled
             self._start()
         self._records.append(record)
-        if record.kind != "compile":
-            self._intervals.append(step.seconds + step.wait_seconds)
         return record
 
     def pause(self) -> None:
@@ -114,19 +117,15 @@ class Watchdog(Monitor):
 
     def resume(self) -> None:
         """The pause ends; timing restarts."""
-        self.latest = self.latest[0], self._monotonic(), self.latest[2]
+        self._noted.append((None, self._monotonic(), 0))
         self.is_paused = False
-
-    def wait(self, name: str) -> None:
-        """The loop begins to wait for `name`; an empty name ends the wait."""
-        self._waits_for = name
 
     def check(self) -> None:
         """Checks the clock once: reports a hang, notes a stopped process, writes the heartbeat."""
-        self._look()
+        self._take_noted()
         now = self._monotonic()
         self._excuse(now)
-        spent = now - self._seen[1] - self.stopped_seconds
+        spent = now - self._since - self.stopped_seconds
         excused = self._compiling_seconds if spent <= _COMPILE_SECONDS else 0.0
         was_hung = self._is_hung
         self._is_hung = not self.is_paused and spent - excused > self._limit_seconds()
@@ -134,7 +133,7 @@ class Watchdog(Monitor):
         if is_new:
             self._report(spent)
         elif was_hung and not self._is_hung:
-            _log.warning("steps complete again: step %d", self._seen[0])
+            _log.warning("steps complete again: step %d", self._step)
         # A supervisor is told of a hang at once.
         if self._is_hung != was_hung or now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
@@ -152,7 +151,7 @@ class Watchdog(Monitor):
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(timeout=1.0)  # a hung disk must not hold up the end of the run
             if not self._thread.is_alive():
-                self._look()
+                self._take_noted()
                 self._beat("ended")
 
     def _start(self) -> None:
@@ -164,10 +163,14 @@ class Watchdog(Monitor):
         while not self._closing.wait(self.period_seconds):
             self.check()
 
-    def _look(self) -> None:
-        latest = self.latest
-        if self._seen is not latest:
-            self._seen = latest
+    def _take_noted(self) -> None:
+        while self._noted:
+            step, now, thread = self._noted.popleft()
+            if step is not None:
+                if self._step >= 0:
+                    self._intervals.append(now - self._since - self._compiling_seconds)
+                self._step, self._thread_id = step, thread
+            self._since = now
             self.stopped_seconds = self._compiling_seconds = 0.0
 
     def _excuse(self, now: float) -> None:
@@ -179,10 +182,10 @@ class Watchdog(Monitor):
                 "the process did not run for %.0f s: the machine slept, or the process was "
                 "stopped; step %d takes longer by as much",
                 late,
-                self._seen[0] + 1,
+                self._step + 1,
             )
-        elif is_compiling(self._seen[2]):
-            self._compiling_seconds += now - max(self._checked_at, self._seen[1])
+        elif is_compiling(self._thread_id):
+            self._compiling_seconds += now - max(self._checked_at, self._since)
 
     def _limit_seconds(self) -> float:
         """Longest time without a completed step; infinite if off, or with too few to tell."""
@@ -192,9 +195,8 @@ class Watchdog(Monitor):
         return max(self._config.hang_seconds, factor * statistics.median(self._intervals))
 
     def _report(self, spent: float) -> None:
-        step = self._seen[0]
         head = (
-            f"no step completed for {readable(spent)} s after step {step} "
+            f"no step completed for {readable(spent)} s after step {self._step} "
             f"(median {readable(statistics.median(self._intervals))} s)"
         )
         try:
@@ -204,16 +206,16 @@ class Watchdog(Monitor):
         except OSError as error:
             where = f"the stacks could not be written ({error.strerror or error})"
         cause = "the run seems to hang, or its loop is over"
-        if self._waits_for:
-            cause = f"the loop waits for {self._waits_for}"
+        if waits_for := self.waits_for():
+            cause = f"the loop waits for {waits_for}"
         if silent := self.who_is_silent():
             cause += f" ({silent})"
         _log.warning("%s: %s; %s", head, cause, where)
-        self.tell(step, f"{head}: {cause}")
+        self.tell(self._step, f"{head}: {cause}")
 
     def _dump(self, head: str) -> Path:
         """Writes a report and removes the oldest: every eval without a pause adds one."""
-        path = self.folder / f"hang-after-step{self._seen[0]}-pid{os.getpid()}.txt"
+        path = self.folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
         lines = [f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n", _stacks()]
         lines.append(f"The last {counted(len(self._records), 'record')}, the newest last:")
         lines += [f"step {r.step} [{r.kind}] {dict(r.scalars)}" for r in tuple(self._records)]
@@ -227,12 +229,11 @@ class Watchdog(Monitor):
     def _beat(self, state: str) -> None:
         if not self._heartbeat:
             return
-        step, since, _ = self._seen
         values = {
             "state": state,
             "unix_seconds": time.time(),
-            "last_step": step if step >= 0 else None,
-            "seconds_since_step": round(self._monotonic() - since, 3),
+            "last_step": self._step if self._step >= 0 else None,
+            "seconds_since_step": round(self._monotonic() - self._since, 3),
             "pid": os.getpid(),
         }
         had_failed, self._has_failed = self._has_failed, True

@@ -20,6 +20,7 @@ _ZEROS = re.compile(r"(?<=\d)(?:\.0+|(\.\d*?[1-9])0+)(?!\d)")
 MOST_POINTS = 360
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
+_FEW_POINTS = 10  # none of fewer is called a spike
 _CONSTANT = 1e-4  # relative: ticks of a narrower axis would read the same
 
 
@@ -97,10 +98,10 @@ class _Axes(NamedTuple):
         return f"{number(self.x(x), 1)},{number(self.y(y), 1)}"
 
     def x_labels(self, text: Callable[[float], str]) -> Iterator[Markup]:
-        for value in ticks(self.left, self.right, _X_TICKS):
+        for value, label in _labelled(self.left, self.right, text, _X_TICKS):
             x = self.x(value)
             anchor = "end" if x > _WIDTH - _RIGHT - 20 else "middle"  # none leaves the picture
-            yield svg.text(x, _HEIGHT - _BOTTOM + 17, tick_label(text(value)), anchor)
+            yield svg.text(x, _HEIGHT - _BOTTOM + 17, label, anchor)
 
 
 def curves(
@@ -161,7 +162,9 @@ def _range(points: Sequence[ChartPoint], has_zero: bool) -> tuple[float, float]:
     top = ordered[int(_AXIS_QUANTILE * (len(ordered) - 1))]
     room = _HEADROOM * max(top - bottom, 0.02 * abs(top))
     low, high = max(lowest, bottom - room), min(highest, top + room)
-    if low == high:  # all but a few are the same: the few are what there is to see
+    if (
+        len(points) < _FEW_POINTS or low == high
+    ):  # else the few that differ are what there is to see
         low, high = lowest, highest
     if has_zero:
         low = min(0.0, low)
@@ -173,11 +176,11 @@ def _range(points: Sequence[ChartPoint], has_zero: bool) -> tuple[float, float]:
 def _grid(
     axes: _Axes, x_text: Callable[[float], str], y_text: Callable[[float], str]
 ) -> Iterator[Markup]:
-    for value in ticks(axes.low, axes.high):
+    for value, label in _labelled(axes.low, axes.high, y_text, _TICKS):
         y = axes.y(value)
         yield svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
-        yield svg.text(_LEFT - 6, y + 4, tick_label(y_text(value)), "end")
-    for value in ticks(axes.left, axes.right, _X_TICKS):
+        yield svg.text(_LEFT - 6, y + 4, label, "end")
+    for value, _ in _labelled(axes.left, axes.right, x_text, _X_TICKS):
         x = axes.x(value)
         yield svg.line(x, _TOP, x, _HEIGHT - _BOTTOM, "grid")
     yield from axes.x_labels(x_text)
@@ -186,6 +189,18 @@ def _grid(
 def tick_label(text: str) -> str:
     """A tick's label: its value is round, so its last zeros say nothing."""
     return _ZEROS.sub(r"\1", text)
+
+
+def _labelled(
+    low: float, high: float, text: Callable[[float], str], most: int
+) -> list[tuple[float, str]]:
+    """Ticks and their labels; fewer ticks where two labels would read the same, as half steps."""
+    found: list[tuple[float, str]] = []
+    for count in range(most, 0, -1):
+        found = [(value, tick_label(text(value))) for value in ticks(low, high, count)]
+        if len({label for _, label in found}) == len(found):
+            break
+    return found
 
 
 def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:

@@ -137,6 +137,8 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
         values |= {str(key): value for key, value in given.items() if value is not None}
     values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
     values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
+    if values.get("decoder_block") == "mistral" and str(values.get("num_experts", 1)) != "1":
+        values["decoder_block"] = "mixtral"  # its name in MaxText since 5409f5584 of April 2025
     flags, words = _flags(run.get("xla_flags") or ())
     read = MeasuredRun(
         target=_target(run),

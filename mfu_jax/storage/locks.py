@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -35,6 +35,7 @@ class FileLock:
         warnings: a takeover, or why the lock does not protect (e.g. no locks on the file system).
         has_superseded: it has taken over an earlier lock of this process.
         is_superseded: a later lock of this process has taken it over.
+        settle: writes what the holder has not written yet, called before it is taken over.
 
     Raises:
         UserError: another process holds it; the message names the process.
@@ -43,10 +44,13 @@ class FileLock:
     def __init__(self, path: Path, what: str) -> None:
         self.warnings: Sequence[str] = ()
         self.has_superseded = self.is_superseded = False
+        self.settle: Callable[[], object] | None = None
         self._path = Path(os.path.realpath(path))
         self._what = what
         self._descriptor: int | None = None
         if (earlier := _HELD.get(self._path)) is not None:
+            if earlier.settle is not None:
+                earlier.settle()
             self._descriptor, earlier._descriptor = earlier._descriptor, None
             self.has_superseded = earlier.is_superseded = True
             self.warnings = [

@@ -65,6 +65,7 @@ _PIPELINE = {"pipeline": 2, "num_pipeline_microbatches": 4}
 MESHES: dict[str, dict[str, Any]] = {
     "data": {"data": 8},
     "fsdp": {"fsdp": 8},
+    "fsdp-transposed": {"fsdp": 4, "fsdp_transpose": 2},
     "context": {"context_parallelism": 8},
     "ring": {"context_parallelism": 8, "attention": "ring"},
     "tensor": {"tensor": 8},

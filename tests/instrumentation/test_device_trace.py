@@ -107,6 +107,13 @@ def test_a_profiler_that_does_not_start_is_one_line(
     assert caplog.text.count("there is no device trace: RuntimeError: only one profile") == 1
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "profile")
+    with pytest.raises(UserError, match=f"profile_dir {folder!r} cannot be written"):
+        mfu_jax.instrument(train_step, sinks=[], profile_steps="1-2", profile_dir=folder)
+
+
 def refuse(*_: object) -> None:
     raise RuntimeError("only one profile may be run at a time")
 

@@ -7,44 +7,70 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from mfu_jax.layers.sharding import Gathering, gathering, partition_spec
 
-SIZES = {"data": 1, "pipeline": 2, "fsdp": 64, "context": 1, "expert": 8, "tensor": 4}
+SIZES = {
+    "data": 1,
+    "pipeline": 2,
+    "fsdp": 64,
+    "fsdp_transpose": 1,
+    "context": 1,
+    "expert": 8,
+    "tensor": 4,
+}
 
 
 @pytest.mark.parametrize(
     ("axes", "shape", "spec"),
     [
-        (("embed", "mlp"), (7168, 2048), P(("fsdp", "context", "expert"), "tensor")),
+        (
+            ("embed", "mlp"),
+            (7168, 2048),
+            P(("fsdp", "fsdp_transpose", "context", "expert"), "tensor"),
+        ),
         (
             ("experts", "embed", "mlp"),
             (256, 7168, 2048),
-            P("expert", ("fsdp", "context"), "tensor"),
+            P("expert", ("fsdp", "fsdp_transpose", "context"), "tensor"),
         ),
         (
             ("experts", "mlp", "embed"),
             (256, 2048, 7168),
-            P("expert", "tensor", ("fsdp", "context")),
+            P("expert", "tensor", ("fsdp", "fsdp_transpose", "context")),
+        ),
+        (
+            ("whole_experts", "whole_width", "mlp"),
+            (512, 7168, 2048),
+            P(("expert", "fsdp", "context"), "fsdp_transpose", "tensor"),
+        ),
+        (
+            ("whole_experts", "whole_mlp", "norm"),
+            (512, 2048, 7168),
+            P(("expert", "fsdp", "context"), ("tensor", "fsdp_transpose"), None),
         ),
         # The width is split already.
-        (("embed", "q_lora"), (7168, 1536), P(("fsdp", "context", "expert"), None)),
+        (
+            ("embed", "q_lora"),
+            (7168, 1536),
+            P(("fsdp", "fsdp_transpose", "context", "expert"), None),
+        ),
         # Of 61 layers, these were 40 GB of weights and moments on every device.
         (
             ("q_lora", "q_heads", "head_dim"),
             (61, 1536, 128, 192),
-            P(None, ("fsdp", "context", "expert"), "tensor", None),
+            P(None, ("fsdp", "fsdp_transpose", "context", "expert"), "tensor", None),
         ),
         # 192 is 64 · 3: eight parts more do not divide it.
-        (("kv_lora", "q_heads"), (192, 128), P(("fsdp", "context"), "tensor")),
+        (("kv_lora", "q_heads"), (192, 128), P(("fsdp", "fsdp_transpose", "context"), "tensor")),
         # Of a tiny DeepSeek V4 on 64 devices, where JAX refused it.
         (
             ("streams", "joined_heads", "q_lora"),
             (2, 32, 64),
-            P(None, ("context", "expert"), "fsdp"),
+            P(None, ("fsdp_transpose", "context", "expert"), "fsdp"),
         ),
         # In a pipeline: passes, stages, layers of a stage.
         (
             ("embed", "mlp"),
             (2, 2, 3, 7168, 2048),
-            P(None, "pipeline", None, ("fsdp", "context", "expert"), "tensor"),
+            P(None, "pipeline", None, ("fsdp", "fsdp_transpose", "context", "expert"), "tensor"),
         ),
     ],
 )
@@ -60,12 +86,16 @@ def test_a_weight_is_split_over_axes_that_no_other_dimension_has(
         (
             ("embed", "mlp"),
             (7168, 2048),
-            Gathering(P(("fsdp", "context", "expert"), "tensor"), P(None, "tensor")),
+            Gathering(
+                P(("fsdp", "fsdp_transpose", "context", "expert"), "tensor"), P(None, "tensor")
+            ),
         ),
         (
             ("streams", "joined_heads", "q_lora"),
             (2, 32, 64),
-            Gathering(P(None, ("context", "expert"), "fsdp"), P(None, None, None)),
+            Gathering(
+                P(None, ("fsdp_transpose", "context", "expert"), "fsdp"), P(None, None, None)
+            ),
         ),
     ],
 )

@@ -26,11 +26,11 @@ from tests.layers.attention.test_ops import PATTERNS, attention_inputs, inputs, 
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 
-AXES = ("data", "fsdp", "context", "expert", "tensor")
+AXES = ("data", "fsdp", "fsdp_transpose", "context", "expert", "tensor")
 
 
 def mesh(data: int, context: int, tensor: int) -> Any:
-    return jax.make_mesh((data, 1, context, 1, tensor), AXES, axis_types=(AxisType.Auto,) * 5)
+    return jax.make_mesh((data, 1, 1, context, 1, tensor), AXES, axis_types=(AxisType.Auto,) * 6)
 
 
 def attended(op: str, x: AttentionInputs) -> jax.Array:

@@ -374,6 +374,13 @@ def test_an_unknown_argument_is_refused_with_the_nearest_one() -> None:
         MetricLogger(warmup_step=3)
 
 
+def test_the_text_of_a_number_or_a_switch_is_converted_as_a_flags_is() -> None:
+    config = LoggerConfig(log_period="5", abort_on_nan_loss="false")  # type: ignore[arg-type]
+    assert (config.log_period, config.abort_on_nan_loss) == (5, False)
+    with pytest.raises(UserError, match="hang_seconds='x': expected a number"):
+        MetricLogger(sinks=[], hang_seconds="x")
+
+
 def test_every_field_of_the_cost_and_the_config_is_a_keyword() -> None:
     cost = StepCost(
         model_flops_per_device=1,
@@ -508,6 +515,19 @@ def test_a_judge_that_fails_costs_the_verdict_only(
     assert (summary.steps, summary.verdict) == (1, None)
     assert json.loads(path.with_name("metrics.jsonl.summary.json").read_text())["steps"] == 1
     assert "the summary has no verdict" in caplog.text
+
+
+def test_a_logger_whose_file_is_taken_over_writes_its_steps_first(tmp_path: Path) -> None:
+    """A notebook's loop that goes on in another logger at once."""
+    path = tmp_path / "metrics.jsonl"
+    first = MetricLogger(sinks=[JsonlSink(path)], write_period_seconds=60.0)
+    for step in range(3):
+        first.record(step, {"loss": 1.0}, step_time_seconds=1.0)
+    second = MetricLogger(sinks=[JsonlSink(path, resume_from_step=3)], start_step=3)
+    second.record(3, {"loss": 1.0}, step_time_seconds=1.0)
+    second.close()
+    first.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("array", [np.asarray, jax.numpy.array])

@@ -47,12 +47,10 @@ class Run:
     def steps(self, count: int, seconds: float = 0.5) -> None:
         for _ in range(count):
             self.clock.advance(seconds)
-            self.watchdog.latest = self.step, self.clock.monotonic(), threading.get_ident()
-            timed = TimedStep()
-            timed.seconds = seconds
+            self.watchdog.on_step((self.step, self.clock.monotonic(), threading.get_ident()))
             scalars = {"learning/loss": 4.25}
             record = StepRecord(step=self.step, unix_seconds=0.0, scalars=scalars)
-            assert self.watchdog.on_record(timed, record) is record
+            assert self.watchdog.on_record(TimedStep(), record) is record
             self.watchdog.check()
             self.step += 1
 
@@ -107,7 +105,7 @@ def test_a_loop_that_waits_is_told_what_for(
 ) -> None:
     run = Run(tmp_path)
     run.steps(30)
-    run.watchdog.wait("data")
+    run.watchdog.waits_for = lambda: "data"
     run.passes(60)
     (text,) = caplog.messages
     assert "the loop waits for data; stacks" in text
@@ -117,14 +115,14 @@ def test_a_loop_that_waits_is_told_what_for(
 def test_a_pause_inside_a_wait_is_no_hang() -> None:
     with MetricLogger(sinks=[]) as logger:
         with logger.waiting("data"):
-            assert logger._watchdog._waits_for == "data"
+            assert logger._watchdog.waits_for() == "data"
             with logger.pause("compile"):
                 assert logger._watchdog.is_paused
                 with logger.pause("inner"):
                     assert logger._watchdog.is_paused
                 assert logger._watchdog.is_paused
             assert not logger._watchdog.is_paused
-        assert not logger._watchdog._waits_for
+        assert not logger._watchdog.waits_for()
 
 
 def test_a_run_that_goes_on_says_so_and_can_hang_again(

@@ -39,6 +39,16 @@ def test_one_far_value_does_not_flatten_the_curve() -> None:
     assert len(heights) == 3  # both of its values, and the edge
 
 
+def test_few_steps_are_all_inside_the_picture_and_no_label_stands_twice() -> None:
+    curve = Curve(name="a", points=thinned([2, 3, 4], [0.031, 0.0304, 0.069]))
+    text = curves("y", [curve], x_title="step", x_text="s={:.0f}".format, y_text="y={:.2f}".format)
+    assert re.findall(r">s=(.*?)<", text) == ["2", "3", "4"]
+    labels = re.findall(r">y=(.*?)<", text)
+    assert labels == ["0.04", "0.05", "0.06"]
+    (line,) = re.findall(r'<polyline points="(.*?)"', text)
+    assert len({pair.split(",")[1] for pair in line.split()}) == 3
+
+
 def test_impossible_values_do_not_set_the_axis_unless_most_are() -> None:
     for above, top in ((5, 0.4), (35, 20.0)):
         ys = [0.4] * (40 - above) + [20.0] * above

@@ -107,6 +107,20 @@ def test_a_size_that_contradicts_the_named_model_is_the_runs():
     assert 5 / 32 < share < 6 / 32  # the embedding does not shrink
 
 
+def test_a_mistral_with_experts_is_what_maxtext_called_mixtral_later():
+    """gpu-recipes' mixtral-8x7b-256gpus-a3u-bf16.yaml: the model's sizes, under its old name."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2}
+    layers = {"base_num_decoder_layers": 32, "base_emb_dim": 4096, "base_mlp_dim": 14336}
+    heads = {"base_num_query_heads": 32, "base_num_kv_heads": 8, "head_dim": 128}
+    flags = {**layers, **heads, "vocab_size": 32000, "decoder_block": "mistral"}
+    run = read_run({**RUN, "model_name": "default", "other_flags": {**flags, **experts}})
+    named = read_run({**RUN, "model_name": "mixtral-8x7b"})
+    assert run.keys["decoder_block"] == "mixtral"
+    assert count_parameters(run.model) == count_parameters(named.model)
+    dense = read_run({**RUN, "model_name": "default", "other_flags": flags})
+    assert dense.keys["decoder_block"] == "mistral"
+
+
 def test_what_a_run_leaves_out_is_maxtexts_default_and_is_said():
     """MaxText's configs/tpu/v4/22b.sh, whose sizes stand outside the groups here."""
     sizes = {"base_emb_dim": 6144, "base_num_decoder_layers": 48, "num_vocab_tiling": 8}

@@ -199,7 +199,8 @@ class ProgramCounter:
         for instruction, reason, runs in self.runs.unknown_loops.values():
             if self.reader.iterations.contains(instruction):
                 continue  # counted by the textbook formula
-            reason = f"{reason}; its body is counted once; give trip_counts"
+            name = instruction.op_name or instruction.name
+            reason = f"{reason}; its body is counted once; give trip_counts={{{name!r}: …}}"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
     @functools.cached_property

@@ -102,7 +102,7 @@ class JaxprCounter:
         elif decided is None:
             decided = self.decisions.inside(jaxpr, [value.known for value in values])
         values = [value.without_value() for value in values]
-        device = self.decisions.device
+        device = self.decisions.devices.key()
         key = (id(jaxpr), tuple(values), stack, decided.key, self.takes_decisions, device)
         is_repeated = key in self._seen
         if not is_repeated:

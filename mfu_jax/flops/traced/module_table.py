@@ -34,7 +34,6 @@ ModulePath = tuple[str, ...]
 
 _MARKER = re.compile(r"mfu_jax_module\.(\d+)")
 _NUMBER = "_mfu_jax_module"
-_this_thread = threading.local()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,20 +291,15 @@ _patching = threading.RLock()
 
 @contextlib.contextmanager
 def _methods_in_scopes(classes: set[type]) -> Iterator[None]:
-    """While this thread traces in here, methods of numbered modules run in named scopes."""
+    """In here, methods of numbered modules run in named scopes; only traced clones have numbers."""
     owners = {base for c in classes for base in c.__mro__ if _is_below_module(base)}
-    before = getattr(_this_thread, "names_modules", False)
     with _patching, contextlib.ExitStack() as restore:
         for owner in owners:
             for name, method in list(vars(owner).items()):
                 if _is_traced_method(name, method):
                     restore.callback(setattr, owner, name, method)
                     setattr(owner, name, _in_scope(method))
-        _this_thread.names_modules = True
-        try:
-            yield
-        finally:
-            _this_thread.names_modules = before
+        yield
 
 
 def _is_traced_method(name: str, method: Any) -> bool:
@@ -322,7 +316,7 @@ def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         number = getattr(self, _NUMBER, None)
-        if number is None or not getattr(_this_thread, "names_modules", False):
+        if number is None:
             return method(self, *args, **kwargs)
         with jax.named_scope(f"mfu_jax_module.{number}"):
             return method(self, *args, **kwargs)

@@ -81,12 +81,21 @@ class LoopSpans:
     log: RunLog
 
     def __post_init__(self) -> None:
-        self.log.idle_seconds = self.timer.open_wait_seconds
+        self.log.idle_seconds = self._idle_seconds
+        self.watchdog.waits_for = self.waits_for
         self.open: Span | None = None
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self._calls: list[Mapping[str, Any]] = []
         self._calls_after = -1
+
+    def waits_for(self) -> str:
+        """What the loop waits for; empty if it does not. Callable from any thread."""
+        span = self.open
+        return span.name if isinstance(span, Wait) else ""
+
+    def _idle_seconds(self) -> float:
+        return self.timer.open_wait_seconds() if self.waits_for() == "data" else 0.0
 
     def release(self) -> None:
         """Passes the held step on."""
@@ -247,10 +256,8 @@ class Wait(Span):
     def _begin(self) -> None:
         spans = self._spans
         if spans.open is None:
-            spans.open = self
-            spans.watchdog.wait(self.name)
             self._idle_since = spans.timer.begin_wait()
-            spans.log.is_waiting = self.name == "data"
+            spans.open = self  # only now: other threads ask for how long
 
     def _end(self, *, has_failed: bool) -> None:
         spans = self._spans
@@ -258,7 +265,6 @@ class Wait(Span):
             return
         spans.open = None
         spans.log.end_wait()
-        spans.watchdog.wait("")
         finished = spans.timer.end_wait(f"{self.name}_wait", self._idle_since)
         if finished is not None:
             spans.release()

@@ -32,7 +32,7 @@ _PLAIN = (bool, int, float, str, type(None))
 SHORTEST_SECONDS = 1e-9
 LONGEST_SECONDS = 1e9
 
-# Classes already known to be JAX arrays: `isinstance` would ask the metaclass each time.
+# Classes of JAX arrays that a logger was given: `isinstance` would ask the metaclass each time.
 _ARRAY_CLASSES: set[type] = set()
 _NUMBER_CLASSES = frozenset((int, float))
 _item = operator.methodcaller("item")
@@ -218,7 +218,6 @@ def plain_number(value: Any) -> int | float:
 def _on_host(value: Any) -> np.ndarray:
     """An array of one number."""
     if isinstance(value, jax.Array):
-        _ARRAY_CLASSES.add(type(value))
         _check_shape(value.shape)  # before it is copied
     try:
         array = np.asarray(value)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mfu_jax")
 
-# A sink that writes only periodically is woken for this many items.
-MANY_ITEMS = 250
 # Items that wait for a sink; in their place it gets records of the file, if there is one.
 MOST_ITEMS = 10_000
 _MOST_TEXTS = 1000
@@ -62,7 +60,6 @@ class Follower:
     Args:
         log: the log.
         sink: the sink.
-        period_seconds: how often records come; the sink writes every `periods_per_write` periods.
         name: for messages; by default the sink's class name.
 
     Attributes:
@@ -77,7 +74,6 @@ class Follower:
         log: RunLog,
         sink: Any,
         *,
-        period_seconds: float = 0.0,
         name: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,8 +82,6 @@ class Follower:
         self.has_hung = False
         self._log = log
         self._sink = sink
-        periods = getattr(sink, "periods_per_write", 1)
-        self._pause_seconds = periods * period_seconds if periods > 1 else 0.0
         self._monotonic = monotonic
         self._queue: deque[Any] = deque()
         self._batch: list[Any] = []  # taken from the file or the queue, and not yet written
@@ -95,9 +89,8 @@ class Follower:
         self._texts: deque[Event] = deque(maxlen=_MOST_TEXTS)  # for which it had no room either
         self._reader: LoggedRecords | None = None
         self.last: StepRecord | None = None
-        self._passed = 0
         self._wake = Alarm()
-        self._is_asleep = self._has_written = self._is_behind = False
+        self._is_asleep = self._is_behind = False
         self._requests: deque[threading.Event] = deque()
         self._finish: Callable[[], None] | None = None
         self._is_over = self._is_abandoned = self._is_last = False
@@ -134,7 +127,7 @@ class Follower:
                 self._misses = True
             else:
                 self.lost["too far behind"] += self._wants(item)
-        if (items and self._is_asleep) or len(self._queue) >= MANY_ITEMS:
+        if items and self._is_asleep:
             self._wake.set()
 
     def settle(self, *, is_last: bool = False) -> threading.Event:
@@ -214,7 +207,6 @@ class Follower:
     def _run(self) -> None:
         while not self._is_over:
             self._sleep()
-            before = self._passed
             try:
                 self._work()
             except BaseException as error:
@@ -223,16 +215,13 @@ class Follower:
                     _log.warning(
                         "%s gets its records later: %s; please report this", self.name, _text(error)
                     )
-            self._has_written = self._passed > before
         for request in self._requests:
             request.set()
 
     def _sleep(self) -> None:
-        """Waits for work: the next attempt, the next period, or, if idle, an item."""
+        """Waits for work: the next attempt or, if idle, an item."""
         if self._retry_seconds:
             self._wait(max(0.0, self._retry_at - self._monotonic()))
-        elif self._has_written and self._pause_seconds:
-            self._wait(self._pause_seconds)
         else:
             self._is_asleep = True  # set first, so that `put` sees it
             if not (self._queue or self._reader):
@@ -330,7 +319,6 @@ class Follower:
 
     def _advance(self, count: int, last: StepRecord | None = None) -> None:
         self.last = last or self.last
-        self._passed += count
         if not self._is_abandoned:
             del self._batch[:count]
 

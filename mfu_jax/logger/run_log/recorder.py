@@ -33,7 +33,7 @@ from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink
-from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.logger.timing.timed_step import NOTHING, TimedStep
 from mfu_jax.util.failsafe import Boundary, Once, failsafe
 from mfu_jax.util.formatting import strict
 
@@ -249,9 +249,7 @@ class Recorder:
         log.log_period = config.log_period
         log.event(events.LOGGER, log_period=config.log_period)
         self._followers = [
-            log.follow(
-                sink, period_seconds=config.write_period_seconds, start_step=config.start_step
-            )
+            log.follow(sink, start_step=config.start_step)
             for sink in sorted(sinks, key=log.is_file, reverse=True)  # the others may read it back
         ]
         for sink in sinks:
@@ -385,6 +383,7 @@ class Recorder:
         try:  # a `failsafe` around each of these would take a sixth of their time
             step.measure()
             record = self._builder.build(step)
+            step.metrics = NOTHING  # its arrays are freed while they are in the caches
             if not self._log.has_steps:  # starting the monitors takes time
                 self._log.steps([(step, record)], with_records=False)
             for monitor in self._monitors:

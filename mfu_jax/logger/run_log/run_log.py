@@ -60,9 +60,9 @@ class RunLog:
         metrics_file: as given; None if the log is in memory only.
         log_period: see `LoggerConfig`.
         has_steps: a completed step is known.
-        is_waiting: the loop waits for data.
         lock: held while items are appended.
-        idle_seconds: a function: for how long the device has been idle in that wait.
+        idle_seconds: a function: for how long the device has been idle while the loop waits for
+            data; 0 if it does not.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RunLog:
         # The loop may change the working directory.
         self.metrics_file = path.absolute() if isinstance(path, Path) else path
         self.log_period = 1
-        self.has_steps = self.is_waiting = False
+        self.has_steps = False
         self.idle_seconds: Callable[[], float] = float
         self._clock, self._monotonic = clock, monotonic
         self._is_real = monotonic is time.monotonic
@@ -175,7 +175,6 @@ class RunLog:
 
     def end_wait(self) -> None:
         """The loop waits no longer."""
-        self.is_waiting = False
         if self._wait is not None:
             wait, self._wait = self._wait, None
             self._end_span(wait, self.now())
@@ -183,10 +182,6 @@ class RunLog:
     def _end_span(self, begun: Event | None, end: Moment) -> None:
         if begun is not None:
             self.event(*begun[:2], **begun.values, us=round(1e6 * (end[1] - begun.at[1])))
-
-    def restored(self, step: int) -> None:
-        """The run continues from a checkpoint; its next step is `step`."""
-        self.event(events.RESTORED, step=step)
 
     def went_back(self, step: int) -> None:
         """The process repeats the steps from `step` on."""
@@ -232,14 +227,13 @@ class RunLog:
 
     # What follows it.
 
-    def follow(self, sink: Sink, *, period_seconds: float, start_step: int = 0) -> Follower:
+    def follow(self, sink: Sink, *, start_step: int = 0) -> Follower:
         """Passes everything from now on to a sink, on a thread of its own.
 
         A sink that fell behind in an earlier process first gets what it lacks, from the file.
 
         Args:
             sink: the sink; a metrics file beside which this log is written joins the log's files.
-            period_seconds: how often records come.
             start_step: first step of this process; 0: nothing of an earlier one counts.
         """
         lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
@@ -247,7 +241,7 @@ class RunLog:
             self._writer.add_records(sink)
             _say_what_is_missing(sink, lacks)
             return self._writer
-        follower = Follower(self, sink, period_seconds=period_seconds)
+        follower = Follower(self, sink)
         last: int | None = lacks.start - 1 if lacks else self._behind.get(follower.name)
         if start_step > 0 and last is not None and (reader := self.reader(last)):
             follower.begin_behind(reader)

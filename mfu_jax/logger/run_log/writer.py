@@ -101,7 +101,7 @@ class LogWriter(Follower):
         self._call("show_life", of=self._events_file)
         log.settle_compilations()
         # A wait for data that lasts longer than the time between two signs of life.
-        if log.is_waiting and (idle := log.idle_seconds()) > self._look_seconds:
+        if (idle := log.idle_seconds()) > self._look_seconds:
             log.begin_wait(idle)
         if now - self._wrote_at > events.QUIET_SECONDS:
             log.event(events.ALIVE)

@@ -29,6 +29,7 @@ class AppendOnlySink(Sink):
     Attributes:
         setting: what names the path, for errors.
         path: the file.
+        lock: of the file; None in an object store.
         fsync_seconds: as given.
 
     Raises:
@@ -48,6 +49,7 @@ class AppendOnlySink(Sink):
         self.fsync_seconds = fsync_seconds
         self._target = self._target_of(path, keep=resume_from_step > 0)
         self.path, self.place = self._target.path, self._target.place
+        self.lock = self._target.lock
         self.warnings = [*self._target.warnings]
         with self._target.opening():
             try:
@@ -69,8 +71,8 @@ class AppendOnlySink(Sink):
 
     def _prepare(self, resume_from_step: int) -> None:
         """Prepares what an earlier run has left."""
-        lock = self._target.lock
-        has_writer = lock is not None and lock.has_superseded  # which goes on with its file
+        # An earlier logger of this process goes on with its file.
+        has_writer = self.lock is not None and self.lock.has_superseded
         if self.path.exists() and (has_writer or self.path.stat().st_size):
             if resume_from_step:
                 self._resume(resume_from_step)
@@ -85,14 +87,14 @@ class AppendOnlySink(Sink):
             self.path,
             self.setting,
             header=header,
-            lock=self._target.lock,
+            lock=self.lock,
             fsync_seconds=self.fsync_seconds,
         )
 
     @property
     def _is_superseded(self) -> bool:
         """Whether a later logger of this process owns the path; this one keeps its file."""
-        return self._target.lock is not None and self._target.lock.is_superseded
+        return self.lock is not None and self.lock.is_superseded
 
     def _append(self, piece: bytes) -> None:
         self._file.append(piece)

@@ -42,8 +42,6 @@ class Sink:
 
     Attributes:
         keeps_every_step: it also receives the steps between log periods.
-        periods_per_write: it receives records only every this many ``write_period_seconds``,
-            because nobody looks more often; a killed process loses that much of its output.
         warnings: what a human should know about how it was opened; logged once.
         missing: steps before this run that the output lacks; reported unless its log has them.
         write_many: a method that writes several records, or raises having written none; None: the
@@ -53,7 +51,6 @@ class Sink:
     """
 
     keeps_every_step = False
-    periods_per_write = 1
     warnings: Sequence[str] = ()
     missing: range = range(0)
     write_many: Callable[[Sequence[StepRecord]], None] | None = None
@@ -181,7 +178,6 @@ class UniqueNames:
         self._taken = set(self.reserved)
         self._folders: set[str] = set()
         self._mapped: dict[str, str] = {}
-        self._last: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._is_first = Once()
 
     def __getitem__(self, name: str) -> str:
@@ -189,11 +185,8 @@ class UniqueNames:
         return self._add(name) if found is None else found
 
     def of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The backend's names of a record's metrics, usually the same as for the last record."""
-        key = tuple(names)
-        if key != self._last[0]:
-            self._last = key, tuple(self[name] for name in key)
-        return self._last[1]
+        """The backend's names of a record's metrics."""
+        return tuple(self[name] for name in names)
 
     def _add(self, name: str) -> str:
         allowed = self.allowed(name)[: self.longest] or "_"

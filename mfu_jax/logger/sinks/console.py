@@ -36,8 +36,6 @@ class ConsoleSink(Sink):
         UserError: ``progress=True`` without `rich`; or an unknown `line`.
     """
 
-    periods_per_write = 2  # nobody looks more often
-
     def __init__(
         self,
         stream: TextIO | None = None,

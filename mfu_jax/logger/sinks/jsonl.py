@@ -46,17 +46,21 @@ class JsonlSink(AppendOnlySink):
         self.metrics_file = self._target.place
         self._names = UniqueNames(self.setting, reserved=RECORD_FIELDS)
         self._form: tuple[tuple[str, ...], str] = (), ""
+        if self.path.exists():
+            self._refuse_other_files()
         super()._prepare(resume_from_step)
 
-    def _resume(self, step: int) -> None:
+    def _refuse_other_files(self) -> None:
         with open(self.path, "rb") as lines:
             head = lines.readline()
         if head.endswith(b"\n") and _step_of(head) == BROKEN:
             raise UserError(
                 f"metrics_file {str(self.path)!r} does not start with a step's JSON object; "
-                "expected the file of the run that is resumed",
+                "expected the file of a run, or none yet",
                 hint="usually another file's path; give another metrics_file or move this one away",
             )
+
+    def _resume(self, step: int) -> None:
         self.missing, broken = cut_back(self.path, _step_of, step)
         if broken > 1:
             self.warnings.append(f"metrics_file {self.path}: {broken} broken lines were dropped")

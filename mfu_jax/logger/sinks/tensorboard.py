@@ -57,7 +57,6 @@ class TensorBoardSink(AppendOnlySink):
         UserError: the folder cannot be written to, or another process writes to it.
     """
 
-    periods_per_write = 4  # nobody looks more often
     setting = "tensorboard_dir"
 
     def __init__(
@@ -203,13 +202,8 @@ def _framed(event: Any) -> bytes:
     file for TensorBoard, nor flush without the fsync that uploads a whole file of a mounted bucket.
     """
     data = event.SerializeToString()
-    return b"".join((_size_framed(len(data)), data, _checksum(data)))
-
-
-@functools.lru_cache(maxsize=100)  # steps are of few sizes
-def _size_framed(size: int) -> bytes:
-    packed = struct.pack("<Q", size)
-    return packed + _checksum(packed)
+    size = struct.pack("<Q", len(data))
+    return b"".join((size, _checksum(size), data, _checksum(data)))
 
 
 def _checksum(data: bytes) -> bytes:

@@ -152,6 +152,8 @@ def _winner(result: TuneResult) -> list[str]:
 
 def _advice(result: TuneResult) -> str:
     """The changed settings, compiler flags as well."""
+    if len(result.rows) < min(2, result.points):
+        return "a larger budget=: only the start was tried"
     words = [f"{key}={text}" for key, text in result.changed.items()]
     return " ".join(words) or "keep these settings"
 

@@ -50,7 +50,8 @@ class Axis(NamedTuple):
 AXES = (
     Axis("data", "data", ("data",), splits_batch=True),
     Axis("pipeline", "pipeline", ("pipeline",), splits_batch=True),
-    Axis("fsdp", "fsdp", ("fsdp", "fsdp_transpose"), splits_batch=True),
+    Axis("fsdp", "fsdp", ("fsdp",), splits_batch=True),
+    Axis("fsdp_transpose", "fsdp_transpose", ("fsdp_transpose",), splits_batch=True),
     Axis("context", "context_parallelism", ("context", "sequence"), ("sequence",)),
     Axis("expert", "expert", ("expert",), splits_batch=True),
     Axis(
@@ -62,6 +63,7 @@ AXES = (
 )
 # MaxText's axes that training leaves at 1.
 _SERVING = ("autoregressive", "context_autoregressive", "diloco")
+_LIKE_FSDP = ("fsdp", "fsdp_transpose", "context", "expert")  # all of them split the width
 _ALWAYS_SHOWN = ("data", "fsdp", "expert", "tensor")
 _MAXTEXT_KEY = re.compile(r"(ici|dcn)_(\w+)_parallelism")
 _REST = -1
@@ -165,19 +167,20 @@ def check_shape(config: Any, shape: MeshShape) -> None:
     sizes = shape.sizes
     split: dict[tuple[str, ...], tuple[str, ...]] = {
         ("tensor",): (*heads, width, "vocab_size", "emb_dim"),
-        ("fsdp", "context", "expert"): ("emb_dim",),
+        _LIKE_FSDP: ("emb_dim",),
         ("context",): ("max_target_length",),
         ("expert",): ("num_experts",) if sizes["expert"] > 1 else (),
     }
     if config.shard_exp_on_fsdp and config.num_experts > 1:
         split["expert", "fsdp", "context"] = ("num_experts",)
+        split["tensor", "fsdp_transpose"] = (width,)
     if config.images_per_sequence:
         split["tensor",] += (
             "num_attention_heads_for_vit",
             "intermediate_size_for_vit",
             "projector_input_dim_for_vit",
         )
-        split["fsdp", "context", "expert"] += (
+        split[_LIKE_FSDP] += (
             "hidden_size_for_vit",
             "projector_output_dim_for_vit",
         )
@@ -230,8 +233,8 @@ def own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     >>> own_names({"ici_fsdp_parallelism": 8, "dcn_data_parallelism": 2, "steps": 3}, "config")
     {'fsdp': 8, 'dcn_data_parallelism': 2, 'steps': 3}
-    >>> own_names({"ici_fsdp_parallelism": "4", "ici_fsdp_transpose_parallelism": "2"}, "config")
-    {'fsdp': 8}
+    >>> own_names({"ici_tensor_parallelism": "4", "ici_tensor_transpose_parallelism": "2"}, "a")
+    {'tensor': 8}
     """
     found: dict[str, dict[str, Any]] = {}
     for key, value in values.items():

@@ -123,10 +123,13 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
 def _has_narrow_values(config: Config, device: jax.Device) -> bool:
     """Whether cuDNN takes values narrower than keys: from Hopper on, without a mask for documents.
 
-    With one, XLA compiles it, but whether cuDNN runs it was not tried.
+    With one, XLA compiles it, but whether cuDNN runs it was not tried. JAX 0.8.0 refuses heads over
+    128 on later GPUs than Hopper.
     """
     major = str(getattr(device, "compute_capability", "")).partition(".")[0]
-    return major.isdecimal() and int(major) >= _HOPPER and config.dataset_type == "synthetic"
+    if not major.isdecimal() or config.dataset_type != "synthetic":
+        return False
+    return int(major) == _HOPPER or (int(major) > _HOPPER and jax.__version_info__ >= (0, 8, 3))
 
 
 def _memory_bytes(mesh: Mesh) -> float:

@@ -6,10 +6,11 @@ from fractions import Fraction
 
 import pytest
 
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.traced.counting import pallas_kernel_flops
 from tests.support import program_kernels as kernels
 from tests.support.jax_versions import reads_recorded_kernels, reads_recorded_triton
-from tests.support.recorded import count, index
+from tests.support.recorded import count, index, text_of
 from tests.support.reference_model import Shape
 
 # Attention kernels. One forward matmul over all pairs, both of the forward pass twice that.
@@ -46,6 +47,17 @@ def test_tpu_attention_kernels_run_the_blocks_that_their_mask_keeps(name: str) -
 
 
 @reads_recorded_kernels
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("v5e_splash_causal", 16), ("v5e_splash_window", 8), ("v5e_splash_diagonal", 4)],
+)
+def test_a_record_has_the_steps_of_a_kernels_grid(name: str, steps: int) -> None:
+    """Of 4 × 4 blocks, JAX leaves the columns of blocks that a row of them has at most."""
+    records = instruction_costs(text_of(name)).records.values()
+    found = {record.grid_steps for record in records if record.kernels}
+    assert found == {kernels.BATCH * kernels.HEADS * steps}
+
+
 @reads_recorded_kernels
 def test_devices_that_skip_different_blocks_count_their_mean() -> None:
     executed = count("v5e_splash_context")

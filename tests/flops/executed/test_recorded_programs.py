@@ -193,7 +193,9 @@ def test_a_loop_over_data_is_listed_and_can_be_given_its_count() -> None:
         executed = count(name)
         assert [item.name for item in executed.unaccounted] == ["while"]
         assert executed.total == models.ONE
-        known = executed_flops(text_of(name), trip_counts={executed.unaccounted[0].where: 9})
+        (loop,) = executed.unaccounted
+        assert loop.reason.endswith(f"give trip_counts={{{loop.where!r}: …}}")  # can be copied
+        known = executed_flops(text_of(name), trip_counts={loop.where: 9})
         assert (known.total, known.unaccounted) == (9 * models.ONE, ())
 
 

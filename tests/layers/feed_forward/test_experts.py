@@ -98,7 +98,7 @@ def test_moving_rows_by_matmuls_has_the_gradients_of_gathers() -> None:
         layer.spec = dataclasses.replace(spec, slots_by_matmul=by_matmul)
         graph, weights = nnx.split(layer)
         loss = jax.grad(lambda w, x: (nnx.merge(graph, w)(x, inputs()) ** 2).sum(), (0, 1))
-        return jax.tree.leaves(loss(weights, jnp.asarray(X)))
+        return jax.tree.leaves(jax.jit(loss)(weights, jnp.asarray(X)))
 
     for by_matmul, by_gather in zip(gradients(True), gradients(False), strict=True):
         assert_close_as_float32(by_matmul, by_gather, terms=F * D * S)
@@ -110,8 +110,8 @@ def test_slots_and_their_gradients_stay_where_the_experts_are() -> None:
 
     Forward and backward: eight devices as fsdp 4 × expert 2.
     """
-    sizes = {"data": 1, "fsdp": 4, "context": 1, "expert": 2, "tensor": 1}
-    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 5)
+    sizes = {"data": 1, "fsdp": 4, "fsdp_transpose": 1, "context": 1, "expert": 2, "tensor": 1}
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 6)
     spec = ExpertsSpec(router=RouterSpec(experts=E, per_token=2), hidden=8, capacity_factor=1.0)
     layer = spec.make(tiny_builder(8))
     tokens = jnp.zeros((8, S), jnp.int32)

@@ -67,10 +67,9 @@ def test_without_split_weights_the_program_is_the_same(mesh: list[str]) -> None:
 
 @pytest.mark.full
 def test_the_backward_pass_keeps_the_part_of_a_weight() -> None:
-    mesh = jax.make_mesh(
-        (8, 1, 1), ("fsdp", "context", "expert"), axis_types=(jax.sharding.AxisType.Auto,) * 3
-    )
-    stored = NamedSharding(mesh, P(("fsdp", "context", "expert"), None))
+    axes = ("fsdp", "fsdp_transpose", "context", "expert")
+    mesh = jax.make_mesh((8, 1, 1, 1), axes, axis_types=(jax.sharding.AxisType.Auto,) * 4)
+    stored = NamedSharding(mesh, P(axes, None))
     weight = jax.device_put(jnp.ones((64, 24)), stored)
     x = jax.device_put(jnp.ones((8, 64), jnp.bfloat16), NamedSharding(mesh, P("fsdp")))
 

@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices, grouped_dot
+from mfu_jax.layers.projections.grouped_matmuls import (
+    gradient_of_matrices,
+    gradient_of_rows,
+    grouped_dot,
+)
 
 from mfu_jax.trainer.step.state import resolve_attention
 from tests.support.tiny_models import gradient, sized
@@ -42,6 +46,35 @@ def test_product_and_gradients_are_those_of_a_loop_over_the_groups(on_tpu: bool)
         first += size
     np.testing.assert_allclose(y, want_y, atol=1e-4)
     np.testing.assert_allclose(drows, want_rows, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"), [("int8", 1024), ("float8_e4m3fn", 640), ("bfloat16", 96)]
+)
+def test_the_gradient_of_rows_is_exact_in_narrow_types_and_tiles_that_end_within(dtype, out):
+    """Tiles of 512: two, one and a quarter, and a part of one; small integers are exact."""
+    dy = RANDOM.integers(-4, 5, size=(ROWS, out)).astype(np.float32)
+    matrices = RANDOM.integers(-4, 5, size=(len(SIZES), 200, out)).astype(np.float32)
+    got = gradient_of_rows(
+        jnp.asarray(dy, dtype),
+        jnp.asarray(matrices, dtype),
+        jnp.array(SIZES),
+        jnp.dtype("float32"),
+        interpret=True,
+    )
+    want = np.zeros((ROWS, 200), np.float32)
+    want[:100], want[100:160] = dy[:100] @ matrices[0].T, dy[100:160] @ matrices[2].T
+    np.testing.assert_array_equal(got, want)
+
+
+def test_no_gradient_on_tpus_transposes_the_matrices() -> None:
+    def loss(rows: jax.Array, kernels: jax.Array) -> jax.Array:
+        return grouped_dot(rows, kernels, jnp.array([256]), on_tpu=True).sum()
+
+    traced = jax.jit(jax.grad(loss)).trace(jnp.ones((256, 128)), jnp.ones((1, 128, 384)))
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert "stablehlo.transpose" not in text
+    assert text.count("@tpu_custom_call") == 1
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(256, 1), (100, 0)])

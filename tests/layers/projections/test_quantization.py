@@ -8,12 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices
+from jax.sharding import PartitionSpec as P
+from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices, gradient_of_rows
 from mfu_jax.layers.projections.quantization import (
     RECIPES,
     Quantization,
+    Shard,
     quantized_dot,
     quantized_ragged_dot,
+    shards_of,
 )
 
 from tests.support.floats import assert_close_as_float32
@@ -96,8 +99,9 @@ def test_experts_are_qwixs_to_the_bit(name: str) -> None:
 def test_experts_on_tpus_multiply_the_same_rounded_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interpreted = functools.partial(gradient_of_matrices, interpret=True)
-    monkeypatch.setattr("mfu_jax.layers.projections.quantization.gradient_of_matrices", interpreted)
+    for kernel in (gradient_of_matrices, gradient_of_rows):
+        name_in = f"mfu_jax.layers.projections.quantization.{kernel.__name__}"
+        monkeypatch.setattr(name_in, functools.partial(kernel, interpret=True))
     rows, kernels, dy = normal(0, 128, 8), normal(1, 3, 8, 6), normal(2, 128, 6)
     sizes = jnp.array([40, 0, 80])
     results = []
@@ -112,6 +116,12 @@ def test_experts_on_tpus_multiply_the_same_rounded_values(
         results.append((y[:120], *back(dy.astype(jnp.float32).at[120:].set(0))))
     for got, want in zip(results[1], results[0], strict=True):
         assert_close_as_float32(got, want, terms=128)
+
+
+def test_whole_experts_are_gathered_last() -> None:
+    split = P(("expert", "fsdp", "context"), ("tensor", "fsdp_transpose"), None)
+    assert shards_of(split) == (Shard(1, ("fsdp_transpose",)), Shard(0, ("fsdp", "context")))
+    assert shards_of(P("expert", None, "tensor")) == ()
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RecordError
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log import events
-from mfu_jax.logger.run_log.follower import MANY_ITEMS, Follower
+from mfu_jax.logger.run_log.follower import Follower
 from mfu_jax.logger.run_log.reading import LoggedRecords, read_events
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.run_log.writer import EventsFile
@@ -271,7 +271,7 @@ def test_after_a_long_outage_the_log_writes_all_its_events_in_order(
 
     monkeypatch.setattr(EventsFile, "write_events", write)
     log = RunLog(tmp_path / "metrics.jsonl")
-    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"), period_seconds=0.0)
+    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"))
     assert fails.wait(HANG_SECONDS)
     for step in range(20):
         log.event(events.BACK, step=step)
@@ -322,8 +322,8 @@ def test_what_memory_no_longer_has_comes_from_the_file_in_order(
     sink.keeps_every_step = log_period == 1
     log = RunLog(tmp_path / "metrics.jsonl")
     log.log_period = log_period
-    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"), period_seconds=0.0)
-    follower = log.follow(sink, period_seconds=0.0)
+    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"))
+    follower = log.follow(sink)
     log.append([record(0, log_period=log_period)])
     assert sink.begun.wait(HANG_SECONDS)
     for step in range(1, 301):
@@ -364,8 +364,8 @@ def test_a_sink_that_failed_within_a_batch_gets_what_came_after_it_in_order(
             super().write(record)
 
     sink, log = Sink(), RunLog(tmp_path / "metrics.jsonl")
-    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"), period_seconds=0.0)
-    follower = log.follow(sink, period_seconds=0.0)
+    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"))
+    follower = log.follow(sink)
     log.append(records(0, 1, 2, 3))
     assert fails.wait(HANG_SECONDS)
     for step in range(4, 41):
@@ -409,8 +409,8 @@ def test_the_next_process_writes_first_what_a_hanging_sink_lacks(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     log, sink = RunLog(path), HangingSink()
-    writer = log.follow(JsonlSink(path), period_seconds=0.0)
-    follower = log.follow(sink, period_seconds=0.0)
+    writer = log.follow(JsonlSink(path))
+    follower = log.follow(sink)
     log.append(records(*range(3)))
     assert sink.begun.wait(HANG_SECONDS)
     settle(writer)
@@ -426,8 +426,8 @@ def test_the_next_process_writes_first_what_a_hanging_sink_lacks(
     assert sink.closed
     resumed, again = RunLog(path), HangingSink()
     again.release.set()
-    file = resumed.follow(JsonlSink(path, resume_from_step=2), period_seconds=0.0, start_step=2)
-    follower = resumed.follow(again, period_seconds=0.0, start_step=2)
+    file = resumed.follow(JsonlSink(path, resume_from_step=2), start_step=2)
+    follower = resumed.follow(again, start_step=2)
     resumed.append(records(2, 3))
     settle(follower)
     settle(file)
@@ -468,29 +468,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-class NowAndThen(BatchSink):
-    periods_per_write = 2
-
-
-def test_a_sink_for_people_is_written_once_in_some_periods(
-    make: Callable[..., Follower],
-) -> None:
-    sink = NowAndThen({})
-    follower = make(sink, period_seconds=HANG_SECONDS)
-    follower._log.append(records(0))  # nothing came before it
-    wait_until(lambda: sink.steps == [0] and not follower._is_asleep)
-    for step in range(1, 200):
-        follower._log.append(records(step))
-    assert sink.steps == [0]
-    assert follower.settle().wait(HANG_SECONDS)  # a flush does not wait for the period
-    assert sink.steps == list(range(200))
-    follower._log.append(records(*range(200, 200 + MANY_ITEMS)))
-    wait_until(lambda: len(sink.steps) == 200 + MANY_ITEMS)
-
-
-def test_without_a_period_every_sink_is_written_at_once(make: Callable[..., Follower]) -> None:
-    sink = NowAndThen({})
-    follower = make(sink, period_seconds=0.0)
+def test_a_sink_is_written_as_soon_as_records_come(make: Callable[..., Follower]) -> None:
+    sink = BatchSink({})
+    follower = make(sink)
     for step in range(5):
         follower._log.append(records(step))
         wait_until(lambda: len(sink.steps) == step + 1)  # noqa: B023

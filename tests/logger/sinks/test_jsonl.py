@@ -139,11 +139,12 @@ def test_a_new_run_keeps_the_file_of_an_earlier_one(tmp_path: Path) -> None:
     assert "previous2" in sink.warnings[0]
 
 
-def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [0, 4])
+def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path, start: int) -> None:
     path = tmp_path / "README.md"
     path.write_text("# Not metrics\n")
     with pytest.raises(UserError, match="does not start with a step's JSON object"):
-        JsonlSink(path, resume_from_step=4)
+        JsonlSink(path, resume_from_step=start)
     assert path.read_text() == "# Not metrics\n"
     assert list(tmp_path.iterdir()) == [path]
 

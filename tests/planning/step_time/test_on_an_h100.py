@@ -13,6 +13,7 @@ from mfu_jax.planning.compilation.gpu_autotuning import autotuned
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.targets import parse_target
+from tests.support.recorded import text_of
 
 DATA = Path(__file__).parents[2] / "data"
 MEASURED_SECONDS = 0.1055  # median of 38 steps, untraced
@@ -64,6 +65,40 @@ def test_kernels_take_what_they_took(
 ) -> None:
     (duration,) = Durations(target=TARGET, efficiencies=Efficiencies()).of(records[name])
     assert duration.seconds * 1e3 == pytest.approx(milliseconds, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "batch", "tokens", "milliseconds"),
+    [
+        ("gb200", 2, 2048, 0.321 + 1.056),
+        ("gb200", 2, 4096, 0.977 + 3.383),
+        ("gb200", 2, 8192, 3.470 + 11.984),
+        ("h200", 1, 2048, 0.330 + 1.271),
+        ("h200", 1, 4096, 1.148 + 4.424),
+        ("h200", 1, 8192, 4.278 + 16.162),
+    ],
+)
+def test_attention_with_values_narrower_than_keys_takes_what_nvidia_published(
+    hardware: str, batch: int, tokens: int, milliseconds: float
+) -> None:
+    """DeepSeek-V3's, forward and backward: 128 heads, keys of 192, values of 128, causal.
+
+    NVIDIA/cudnn-frontend@3929da2e, benchmark/sdpa_benchmark_training/results.
+    """
+    text = text_of("h100_cudnn_narrow_values")
+    sizes = {"[2,256,4,": f"[{batch},{tokens},128,", "[2,4,256": f"[{batch},128,{tokens}"}
+    scores = '"2", "4", "256", "256"', f'"{batch}", "128", "{tokens}", "{tokens}"'
+    for old, new in (*sizes.items(), scores):
+        assert old in text
+        text = text.replace(old, new)
+    durations = Durations(
+        target=parse_target(hardware=hardware, devices=1), efficiencies=Efficiencies()
+    )
+    records = dict(instruction_costs(text).records)
+    kernels = [record for name, record in records.items() if "attention" in name]
+    seconds = sum(duration.seconds for record in kernels for duration in durations.of(record))
+    assert len(kernels) == 2
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.1)
 
 
 def test_several_gpus_share_power_and_multiprocessors(

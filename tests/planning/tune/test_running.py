@@ -147,6 +147,9 @@ def test_changes_multiply_to_the_gain():
     text = render_tune(result)
     assert result.flags in text
     assert tune_verdict(result).sentence.startswith("1 × cpu: ")
+    alone = dataclasses.replace(result, rows=(result.start,), winner=result.start, changed={})
+    assert tune_verdict(alone).next_steps[0].text == "a larger budget=: only the start was tried"
+    assert tune_verdict(dataclasses.replace(alone, points=1)).next_steps[0].text.startswith("keep")
 
 
 def test_the_tables_fit_a_terminal_and_the_winner_is_placed():

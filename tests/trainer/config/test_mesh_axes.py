@@ -7,7 +7,8 @@ from mfu_jax.trainer.config import pyconfig
 from mfu_jax.trainer.config.mesh_axes import check_batch, check_shape, mesh_shape
 from tests.support.messages import is_told
 
-PRODUCT = {"data": 1, "pipeline": 1, "fsdp": 1, "context": 1, "expert": 1, "tensor": 1}
+AXES = ("data", "pipeline", "fsdp", "fsdp_transpose", "context", "expert", "tensor")
+PRODUCT = dict.fromkeys(AXES, 1)
 
 
 def config(*words: str) -> pyconfig.Config:
@@ -20,6 +21,10 @@ def config(*words: str) -> pyconfig.Config:
         ([], {"data": 8}),
         (["fsdp=-1"], {"fsdp": 8}),
         (["ici_fsdp_parallelism=-1", "ici_tensor_parallelism=2"], {"fsdp": 4, "tensor": 2}),
+        (
+            ["ici_fsdp_parallelism=-1", "ici_fsdp_transpose_parallelism=4"],
+            {"fsdp": 2, "fsdp_transpose": 4},
+        ),
         (["ici_context_parallelism=4"], {"data": 2, "context": 4}),
         (["ici_sequence_parallelism=2", "data=1", "expert=-1"], {"context": 2, "expert": 4}),
         (["ici_tensor_parallelism=2", "ici_tensor_transpose_parallelism=4"], {"tensor": 8}),

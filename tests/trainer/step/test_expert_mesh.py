@@ -56,14 +56,27 @@ def losses_of_one_device(capacity: float, by_matmul: bool) -> list[float]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("capacity", "by_matmul", "whole", "expert"),
-    [(-1.0, False, True, 2), (1.5, False, False, 2), (1.5, True, False, 2), (1.5, False, False, 1)],
-    ids=["dropless", "capacity", "capacity, by matmuls", "capacity, whole experts"],
+    ("capacity", "by_matmul", "whole", "expert", "transposed"),
+    [
+        (-1.0, False, True, 2, 1),
+        (-1.0, False, True, 1, 2),
+        (1.5, False, False, 2, 1),
+        (1.5, True, False, 2, 1),
+        (1.5, False, False, 1, 2),
+    ],
+    ids=[
+        "dropless",
+        "dropless in two parts",
+        "capacity",
+        "capacity, by matmuls",
+        "capacity, whole experts",
+    ],
 )
 def test_a_mesh_of_eight_gives_the_losses_of_one_device(
-    capacity: float, by_matmul: bool, whole: bool, expert: int
+    capacity: float, by_matmul: bool, whole: bool, expert: int, transposed: int
 ) -> None:
-    axes = {"fsdp": 4 // expert, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
+    fsdp = {"fsdp": 4 // expert // transposed, "fsdp_transpose": transposed}
+    axes = {**fsdp, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
     slots = {"capacity_factor": capacity, "slots_by_matmul": by_matmul}
     eight = losses(config(per_device_batch_size=1, **slots, **axes), 8)
     one = losses_of_one_device(capacity, by_matmul)

@@ -139,11 +139,17 @@ GATHERED = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("experts", [{}, GATHERED], ids=["dense", "experts"])
-def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(experts: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("experts", "first"),
+    [({}, "fsdp"), (GATHERED, "fsdp"), (GATHERED, "fsdp_transpose")],
+    ids=["dense", "experts", "experts in two parts"],
+)
+def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(
+    experts: dict[str, object], first: str
+) -> None:
     pytest.importorskip("qwix")
     alone = losses(config(quantization="fp8_full", **experts), 2)
-    axes = {"data": 1, "fsdp": 2, "tensor": 2, "per_device_batch_size": B / 4}
+    axes = {"data": 1, first: 2, "tensor": 2, "per_device_batch_size": B / 4}
     split = losses(config(quantization="fp8_full", **axes, **experts), 2, devices=4)
     assert split == pytest.approx(alone, rel=1e-3)
 

@@ -90,7 +90,10 @@ def test_a_recipe_becomes_a_step_on_its_mesh(hardware, chips, model, batch, leng
     )
     words, lost = reference_keys(run)
     assert TrainerStep(run.target).invalid(words) is None
-    assert tuple(int(words[axis]) for axis in ("data", "fsdp", "expert", "tensor")) == mesh
+    sizes = {axis: int(words[axis]) for axis in ("data", "fsdp", "expert", "tensor")}
+    transposed = keys.get("ici_fsdp_transpose_parallelism", 1)
+    assert words["fsdp_transpose"] == str(transposed)
+    assert (sizes["data"], sizes["fsdp"] * transposed, sizes["expert"], sizes["tensor"]) == mesh
     assert "tokenizer" not in "".join(detail.setting for detail in lost)
     assert work_of(run.model).tokens == batch * length
 

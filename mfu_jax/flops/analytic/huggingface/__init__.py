@@ -84,7 +84,7 @@ def _text(config: Mapping[str, Any]) -> Fields:
             holder, part, path = part, nested, f"{path}{name}."
     own_kind = f"{outer.removesuffix('_mm_model')}_text"
     kind = str(part.get("model_type", own_kind) if path else own_kind)
-    if kind not in TRANSLATIONS or kind in _ENCODERS or outer.endswith("_assistant"):
+    if not _is_decoder(kind) or outer.endswith("_assistant"):
         raise UserError(
             f"model_type={outer[:60]!r} is not known{_recognised(part)}; no count is guessed",
             hint=f"{nearest(outer[:60], TRANSLATIONS)}mfu-jax flops config.json --trace counts the "
@@ -107,18 +107,9 @@ def _text(config: Mapping[str, Any]) -> Fields:
     return Fields({**part, **own}, kind, path)
 
 
-# Text encoders beside an image encoder (CLIP's relatives) are not decoders.
-_ENCODERS = (
-    "bert",
-    "roberta",
-    "camembert",
-    "xlm-roberta",
-    "data2vec-text",
-    "clip",
-    "t5",
-    "vit",
-    "whisper",
-)
+def _is_decoder(kind: str) -> bool:
+    """Whether a type is known, and not an encoder, as text models beside an image encoder are."""
+    return kind in TRANSLATIONS and TRANSLATIONS[kind].__module__ != f"{__name__}.encoders"
 
 
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForBlockDiffusion")

@@ -23,10 +23,12 @@ from mfu_jax.flops.analytic.huggingface.common import (
     first_of,
     has_rope,
     heads,
+    latent,
     layer_types,
     refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.huggingface.latent import indexer, sparse_layers
 from mfu_jax.flops.analytic.huggingface.mixtures import delta_net, qwen_experts
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -106,6 +108,12 @@ def _full_from_last(c: Fields) -> list[str]:
     return layer_types(c, lambda i: SLIDING if (last - i) % 4 else FULL)
 
 
+def _sixth_or_last(c: Fields) -> list[str]:
+    """Full attention in every sixth layer, and in the last one."""
+    last = c.size("num_hidden_layers") - 1
+    return layer_types(c, lambda i: FULL if i % 6 == 5 or i == last else SLIDING)
+
+
 def _rope_free_windows(c: Fields) -> list[str]:
     """Windows, if used, in the layers without rotary positions."""
     windowed, rotary = (
@@ -131,6 +139,10 @@ def _attention_types(c: Fields) -> list[str]:
 def _wider(multiple: int, name: str = "") -> FieldValue:
     """The width in this field, or else a multiple of the model's."""
     return lambda c: c.size(name, multiple * c.size("hidden_size"))
+
+
+def _head_width(c: Fields) -> int:
+    return heads(c)["head_dim"]
 
 
 def _even_heads(c: Fields) -> dict[str, int]:
@@ -360,6 +372,7 @@ _GPT = {
 }
 
 _LATER = _experts("first_k_dense_replace")
+_LIGHTNING = "lightning_attention"
 _LARA = ("linear_attention", SLIDING, "linear_attention", FULL, SLIDING)
 _MIXTURES = {
     ("mixtral", "granitemoe", "granitemoeshared", "aria_text"): _llama(_experts()),
@@ -420,8 +433,60 @@ _MIXTURES = {
         },
     ),
     ("qwen3_next",): _llama(delta_net, qwen_experts),
+    ("qwen3_5_moe_text",): _llama(delta_net, _experts(), shared_expert_gate=True, mlp_dim=0),
+    ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"): _llama(
+        qwen_experts,
+        qk_norm="head",
+        sliding_window_size=lambda c: (
+            c.optional_size("sliding_window") if c.flag("use_sliding_window") else 0
+        ),
+    ),
+    # A gate as wide as the heads; norms before and after; a bias helps select the experts
+    ("afmoe",): _llama(
+        _experts("num_dense_layers"),
+        norms_per_layer=4,
+        qk_norm="head",
+        attention_gate_width=_head_width,
+        layer_types=lambda c: layer_types(
+            c, every(c.size("global_attn_every_n_layers"), FULL, SLIDING)
+        ),
+        routed_bias=True,
+    ),
+    # One gate with a bias per head; norms before and after each block
+    ("beam",): _llama(
+        _experts(3),
+        norms_per_layer=4,
+        qk_norm="head",
+        attention_gate_width=_head_width,
+        layer_types=_sixth_or_last,
+        further_vectors=lambda c: c.size("num_hidden_layers") * heads(c)["num_query_heads"],
+    ),
+    # Alternating attention and lightning attention
+    ("minimax",): _llama(
+        _experts(),
+        layer_types=lambda c: layer_types(
+            c, lambda i: _LIGHTNING if i % 2 else FULL, linear_attention=_LIGHTNING
+        ),
+    ),
     ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(_LATER),
     ("deepseek_ocr2_text", "glm4_moe_lite"): _llama(_experts(1)),
+    # An indexer selects each query's keys; transformers does not read mlp_bias
+    ("deepseek_v32", "glm_moe_dsa"): _llama(_LATER, indexer, use_bias=False),
+    # Gates after norms, and queries that also produce an output gate
+    ("axk2",): _llama(
+        lambda c: experts(c, sparse_layers(c)),
+        indexer,
+        norm_gate_rank=_size("gated_norm_rank"),
+        gated_queries=True,
+    ),
+    # A gate and sinks; several residual streams
+    ("hy_v4", "hy_v4_vl_text"): _llama(
+        _experts(1),
+        indexer,
+        attention_gate_width=lambda c: latent(c)["v_head_dim"],
+        attention_sinks=True,
+        mhc_expansion_rate=_size("hc_mult"),
+    ),
     # Windows do not hide what was read before decoding, which in training is everything.
     ("unlimited_ocr_text",): _llama(
         lambda c: experts(c, c.size("first_k_dense_replace", 1, zero=True)),

@@ -33,21 +33,9 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 @model_type("axk1")
 def axk1(c: Fields) -> ModelConfig:
     """Like deepseek_v3, with a norm after the experts."""
-    values = experts(c, _is_sparse(c))
+    values = experts(c, sparse_layers(c))
     sparse = values["feed_forward_types"].count("moe")
     return decoder(c, **values, further_vectors=sparse * c.size("hidden_size"))
-
-
-@model_type("axk2")
-def axk2(c: Fields) -> ModelConfig:
-    """Like deepseek_v32; gates after norms, and queries that also produce an output gate."""
-    return decoder(
-        c,
-        norm_gate_rank=c.size("gated_norm_rank"),
-        gated_queries=True,
-        **experts(c, _is_sparse(c)),
-        **_indexer(c),
-    )
 
 
 @model_type("dots3_note_text")
@@ -58,7 +46,7 @@ def dots3_note_text(c: Fields) -> ModelConfig:
         sparse = c.flag("use_dsa", default=True)
         renamed = {FULL: INDEXED} if sparse else {INDEXED: FULL}
     windows = c.flag("use_sliding_window", default=True)
-    indexed = _indexer(
+    indexed = indexer(
         c, lambda i: SLIDING if windows and i > 1 and i % 4 != 1 else INDEXED, **renamed
     )
     kinds, sizes = indexed["layer_types"], latent(c)
@@ -76,7 +64,7 @@ def dots3_note_text(c: Fields) -> ModelConfig:
             "moe_shared_expert_intermediate_size", c.size("shared_experts_intermediate_size")
         ),
         **sizes,
-        **experts(c, _is_sparse(c)),
+        **experts(c, sparse_layers(c)),
         **indexed,
     )
 
@@ -97,7 +85,7 @@ def _dots_windows(c: Fields) -> Fields:
     return c.with_values(qk_rope_head_dim=rope, **sizes)
 
 
-def _is_sparse(c: Fields) -> Callable[[int], bool]:
+def sparse_layers(c: Fields) -> Callable[[int], bool]:
     """Whether a layer has experts: from the first on every n-th, or as listed."""
     first = c.size("first_k_dense_replace", 1, zero=True)
     if isinstance(c.get("moe_layer_freq"), list | tuple):
@@ -107,14 +95,7 @@ def _is_sparse(c: Fields) -> Callable[[int], bool]:
     return lambda i: i >= first and i % step == 0
 
 
-@model_type("deepseek_v32", "glm_moe_dsa")
-def deepseek_v32(c: Fields) -> ModelConfig:
-    """Like deepseek_v3; an indexer selects each query's keys."""
-    # transformers does not read mlp_bias.
-    return decoder(c, use_bias=False, **experts(c, "first_k_dense_replace"), **_indexer(c))
-
-
-def _indexer(
+def indexer(
     c: Fields, default: Callable[[int], str] = lambda _: INDEXED, **renamed: str
 ) -> dict[str, Any]:
     """Layers with an indexer of their own, and for some types those that reuse an earlier one's."""
@@ -152,28 +133,13 @@ def _own_indexers(c: Fields, default: int) -> list[bool]:
     return [max(i - offset + 1, 0) % interval == 0 for i in range(c.size("num_hidden_layers"))]
 
 
-@model_type("hy_v4", "hy_v4_vl_text")
-def hy_v4(c: Fields) -> ModelConfig:
-    """Latent attention with an indexer, a gate and sinks; several residual streams."""
-    sizes = latent(c)
-    return decoder(
-        c,
-        attention_gate_width=sizes["v_head_dim"],
-        attention_sinks=True,
-        mhc_expansion_rate=c.size("hc_mult"),
-        **sizes,
-        **experts(c, 1),
-        **_indexer(c),
-    )
-
-
 @model_type("glm5_next_text")
 def glm5_next_text(c: Fields) -> ModelConfig:
     """Kimi delta attention, and in every fourth layer latent attention to pooled keys; streams.
 
     A query also sees up to `index_kpool` - 1 tokens of the last, unfinished pool, not counted here.
     """
-    kinds = _indexer(
+    kinds = indexer(
         c,
         every(4, INDEXED, "kimi_delta"),
         linear_attention="kimi_delta",
@@ -205,7 +171,7 @@ def mistral_large4_text(c: Fields) -> ModelConfig:
     layers, sizes, indexed, rotary = (
         c.size("num_hidden_layers"),
         latent(c),
-        _indexer(c),
+        indexer(c),
         has_rope(c),
     )
     sources = c.list_of(int, "kv_source_layers") or list(range(layers))

@@ -61,30 +61,6 @@ def qwen2_moe(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text")
-def qwen3_moe(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; no shared expert."""
-    windowed = c.flag("use_sliding_window")
-    return decoder(
-        c,
-        qk_norm="head",
-        sliding_window_size=c.optional_size("sliding_window") if windowed else 0,
-        **qwen_experts(c),
-    )
-
-
-@model_type("qwen3_5_moe_text")
-def qwen3_5_moe_text(c: Fields) -> ModelConfig:
-    """Like qwen3_next, with experts in every layer."""
-    return decoder(
-        c,
-        mlp_dim=0,
-        shared_expert_gate=True,
-        **experts(c, 0),
-        **delta_net(c),
-    )
-
-
 @model_type("qwen4_exp_text")
 def qwen4_exp_text(c: Fields) -> ModelConfig:
     """Like qwen3_5_moe_text; block-sparse attention, residual streams, tables of n-grams.
@@ -99,7 +75,7 @@ def qwen4_exp_text(c: Fields) -> ModelConfig:
         c.fail("ple_layer_ids", f"expected layers from 1 to {len(kinds)}")
     for layer in memories:
         kinds[layer - 1] = f"{NGRAM_MEMORY}+{kinds[layer - 1]}"
-    return qwen3_5_moe_text(c.with_values(layer_types=None)).replace(
+    return TRANSLATIONS["qwen3_5_moe_text"](c.with_values(layer_types=None)).replace(
         layer_types=kinds,
         norms_per_layer=0,
         final_norm=False,
@@ -240,22 +216,6 @@ def flint(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("afmoe")
-def afmoe(c: Fields) -> ModelConfig:
-    """A gate as wide as the heads; norms before and after; a bias helps select the experts."""
-    attention = heads(c)
-    return decoder(
-        c,
-        norms_per_layer=4,
-        qk_norm="head",
-        attention_gate_width=attention["head_dim"],
-        layer_types=layer_types(c, every(c.size("global_attn_every_n_layers"), FULL, SLIDING)),
-        routed_bias=True,
-        **experts(c, "num_dense_layers"),
-        **attention,
-    )
-
-
 @model_type("laguna")
 def laguna(c: Fields) -> ModelConfig:
     """One gate per head or channel; a shared expert; a bias helps select the experts."""
@@ -277,24 +237,6 @@ def laguna(c: Fields) -> ModelConfig:
         in_windows=list(windowed.items()),
         routed_bias=True,
         **experts(c, 1),
-        **attention,
-    )
-
-
-@model_type("beam")
-def beam(c: Fields) -> ModelConfig:
-    """One gate with a bias per head; norms before and after each block; no shared expert."""
-    attention, layers = heads(c), c.size("num_hidden_layers")
-    return decoder(
-        c,
-        norms_per_layer=4,
-        qk_norm="head",
-        attention_gate_width=attention["head_dim"],
-        layer_types=layer_types(
-            c, lambda i: FULL if (i + 1) % 6 == 0 or i == layers - 1 else SLIDING
-        ),
-        further_vectors=layers * attention["num_query_heads"],
-        **experts(c, 3),
         **attention,
     )
 
@@ -395,27 +337,17 @@ def llama4(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("qwen3_5")
+@model_type("qwen3_5", "qwen3_5_moe")
 def qwen3_5(c: Fields) -> ModelConfig:
     """The text model, as built by AutoModelForCausalLM; with its vision tower if
     ``architectures`` says Qwen3_5ForConditionalGeneration.
 
     Images may have any size, given by image_size_for_vit; images_per_sequence is their number.
     """
-    return _qwen(c, "qwen3_5_text", TRANSLATIONS["qwen3_5_text"])
-
-
-@model_type("qwen3_5_moe")
-def qwen3_5_moe(c: Fields) -> ModelConfig:
-    """Like qwen3_5, with experts."""
-    return _qwen(c, "qwen3_5_moe_text", qwen3_5_moe_text)
-
-
-def _qwen(c: Fields, kind: str, text: Callable[[Fields], ModelConfig]) -> ModelConfig:
-    names = c.list_of(str, "architectures") or []
+    kind, names = f"{c.model_type}_text", c.list_of(str, "architectures") or []
     if not any(name.endswith("ForConditionalGeneration") for name in names):
-        return text(c.nested("text_config", kind))
-    config = text(tied_text(c, kind))
+        return TRANSLATIONS[kind](c.nested("text_config", kind))
+    config = TRANSLATIONS[kind](tied_text(c, kind))
     vision = c.nested("vision_config", "qwen3_5_vision")
     vision.quotient("hidden_size", "num_heads")
     return config.replace(

@@ -154,18 +154,6 @@ def nemotron_h(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("minimax")
-def minimax(c: Fields) -> ModelConfig:
-    """Alternating attention and lightning attention; experts in every layer."""
-    lightning = "lightning_attention"
-    kinds = layer_types(c, lambda i: lightning if i % 2 else FULL, linear_attention=lightning)
-    return decoder(
-        c,
-        layer_types=kinds,
-        **experts(c, 0),
-    )
-
-
 @model_type("recurrent_gemma")
 def recurrent_gemma(c: Fields) -> ModelConfig:
     """Two recurrent blocks, then windowed attention; the MLP has half the given width."""

@@ -17,7 +17,6 @@ from mfu_jax.flops.traced.integers.evaluation import (
 from mfu_jax.flops.traced.integers.known_values import Known
 from mfu_jax.flops.traced.integers.needs import Need
 from mfu_jax.flops.traced.integers.places import ByPlace, at_each, content
-from mfu_jax.flops.traced.integers.shards import DeviceShare
 from mfu_jax.flops.traced.jaxprs import Scan, While
 
 _LARGEST_KEY = 4096  # elements; a larger array is compared by identity, not by contents
@@ -28,33 +27,21 @@ class Decisions:
 
     Args:
         constants: known values of constants inside the jaxprs, by variable.
+
+    Attributes:
+        devices: the devices that decide.
     """
 
     def __init__(self, constants: Mapping[Any, Known]) -> None:
         self._integers = IntegerEvaluator(constants)
-        self._devices = self._integers.devices
+        self.devices = self._integers.devices
         self._joint: dict[Any, tuple[Sequence[Known], Any]] = {}  # keeps what the keys identify
-
-    @property
-    def device(self) -> Any:
-        """A key, equal where the same device takes the same decisions."""
-        return self._devices.key()
-
-    def by_place(
-        self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
-    ) -> list[tuple[DeviceShare, Any]]:
-        """Results of `run` on a `shard_map`'s operands, for devices that decide differently."""
-        return self._devices.by_place(eqn, known, run)
 
     def operands(self, eqn: Any, known: Sequence[Known]) -> Sequence[Known]:
         """The values that decisions inside an equation depend on: usually one device's."""
-        if not self._devices.places or self._integers.needs.decides_jointly(eqn):
+        if not self.devices.places or self._integers.needs.decides_jointly(eqn):
             return known
-        return self._devices.here(known)
-
-    def here(self, value: Known) -> Known:
-        """The value on the deciding device."""
-        return self._devices.here([value])[0]
+        return list(map(self.devices.here, known))
 
     def inside(self, jaxpr: Any, known: Sequence[Known]) -> Decided:
         """The decisions of one run of a jaxpr with these inputs."""
@@ -74,12 +61,12 @@ class Decisions:
         decide: Callable[[Sequence[Known]], Any],
     ) -> Any:
         """The decision for one device, or once for all devices if they exchange integers."""
-        if not self._devices.places:
+        if not self.devices.places:
             return decide(known)
         if not is_joint:
-            with self._devices.alone():
-                return decide(self._devices.here(known))
-        places = tuple(tuple(place.items()) for place in self._devices.places)
+            with self.devices.alone():
+                return decide(list(map(self.devices.here, known)))
+        places = tuple(tuple(place.items()) for place in self.devices.places)
         owner = tuple(part if isinstance(part, int) else id(part) for part in what)
         key = owner, places, tuple(map(id, known))
         if key not in self._joint:
@@ -120,7 +107,7 @@ class Decisions:
         trips, runs = self._of_devices(
             loop, is_joint, operands, lambda values: self._of_while(loop, values)
         )
-        here = self.here
+        here = self.devices.here
         own = [run._replace(times=here(run.times)) for run in runs if here(run.running)]
         return here(trips), own
 

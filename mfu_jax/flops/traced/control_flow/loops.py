@@ -86,7 +86,7 @@ def cond(counter: Interpreter, eqn: Any, values: Values, stack: str, totals: Wor
     """Adds the work of the branch that runs, or of the most expensive one if that is unknown."""
     branches = inner_jaxprs(eqn.params)["branches"]
     index, *operands = values
-    chosen = chosen_branch(counter.decisions.here(index.known), len(branches))
+    chosen = chosen_branch(counter.decisions.devices.here(index.known), len(branches))
     if chosen is not None:
         branches = (branches[chosen],)
     with counter.in_branch(is_sure=len(branches) == 1):
@@ -132,7 +132,7 @@ def shard_map(
 
     results: Values = []
     known = [value.known for value in values]
-    for share, (found, body) in counter.decisions.by_place(eqn, known, run):
+    for share, (found, body) in counter.decisions.devices.by_place(eqn, known, run):
         totals.add(body, share.devices)
         pairs = zip(results, found, strict=True)
         results = [either(a, b) for a, b in pairs] if results else found

@@ -54,9 +54,9 @@ class Devices:
         aval = eqn.outvars[result].aval
         return together([typed(value, aval) for value in received(eqn, self.places, values)])
 
-    def here(self, known: Sequence[Known]) -> list[Known]:
-        """The values on the device at `place`."""
-        return [at_place(value, self.number) for value in known]
+    def here(self, value: Known) -> Known:
+        """The value on the device at `place`."""
+        return at_place(value, self.number)
 
     def each(self) -> Iterator[int]:
         """Visits all places in turn; no device needs another's integers."""

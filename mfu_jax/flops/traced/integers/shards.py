@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
+from mfu_jax.flops.traced.integers.known_values import Known
 from mfu_jax.flops.traced.jaxprs import inner_jaxprs
 
 _MOST_SHARES = 64  # the body is walked for each of them
@@ -63,23 +63,23 @@ def shares(
         for inner, outer in zip(jaxpr.invars, eqn.invars, strict=True)
     ]
     splits: list[Sequence[tuple[str, ...]] | None] = [
-        _axes(spec) if cut and isinstance(value, ConstantTable | np.ndarray) else None
+        _axes(spec) if cut and isinstance(value, np.ndarray) else None
         for spec, cut, value in zip(eqn.params["in_specs"], is_cut, known, strict=True)
     ]
     split_by = {axis for split in splits if split for axes in split for axis in axes}
     matter = {axis: size for axis, size in sizes.items() if axis in split_by or axis in asked}
-    elements = sum(_array(v).size for v, split in zip(known, splits, strict=True) if split)
+    elements = sum(v.size for v, split in zip(known, splits, strict=True) if split)
     others = math.prod(sizes.values()) // math.prod(matter.values())
     if math.prod(matter.values()) * max(1, elements) > _MOST_ELEMENTS:
         matter, splits, others = {}, [None] * len(splits), math.prod(sizes.values())
     found: dict[Any, DeviceShare] = {}
     for place in all_places(matter):
-        values = [
-            _part(value, split, place, sizes) if split else None if cut else value
+        values: list[Known] = [
+            value[_block(value.shape, split, place, sizes)] if split else None if cut else value
             for value, split, cut in zip(known, splits, is_cut, strict=True)
         ]
         chosen = {axis: place[axis] for axis in matter if axis in asked or not merged}
-        parts = (_array(v).tobytes() for v, split in zip(values, splits, strict=True) if split)
+        parts = (v.tobytes() for v, split in zip(values, splits, strict=True) if split)
         key = (*chosen.values(), *parts)
         places = found[key].places if key in found else []
         places.append(place)
@@ -121,19 +121,6 @@ def joined(eqn: Any, result: int, parts: Sequence[tuple[DeviceShare, Known]]) ->
 def _axes(spec: Any) -> list[tuple[str, ...]]:
     """The mesh axes that split each dimension."""
     return [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
-
-
-def _array(value: Known) -> np.ndarray:
-    return value.values if isinstance(value, ConstantTable) else value
-
-
-def _part(
-    value: Known, split: Sequence[tuple[str, ...]], at: MeshCoordinates, sizes: Mapping[str, int]
-) -> Known:
-    """A device's part of an array."""
-    array = _array(value)
-    part = array[_block(array.shape, split, at, sizes)]
-    return ConstantTable(part) if isinstance(value, ConstantTable) else part
 
 
 def _block(

@@ -19,7 +19,7 @@ from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.jaxprs import inner_jaxprs
 from mfu_jax.util.jax_internals import array_of_block
 
-Extent = Any  # elements of a dimension, an int or one per program; None: all of them
+Extent = Any  # elements of a dimension, an int or one per program
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,15 +27,17 @@ class InArrays:
     """A value that is not whole: the elements of each dimension that are from inside the arrays.
 
     Attributes:
+        shape: the value's.
         dims: one per dimension of the value.
         is_bound: whether it may have fewer.
     """
 
+    shape: tuple[int, ...]
     dims: tuple[Extent, ...]
     is_bound: bool = False
 
 
-FILL = InArrays(())
+FILL = InArrays((), ())
 """A value that no array went into: zeros, positions, masks."""
 
 
@@ -57,20 +59,20 @@ class Scratch:
     stored: Known = FILL
     slots: dict[Slot, Known] = field(default_factory=dict)
 
-    def store(self, value: Known, rank: int | None, runs: np.ndarray) -> None:
-        """Stores a value into all of it, or a part if `rank` is given, in programs that run it."""
+    def store(self, value: Known, runs: np.ndarray, whole: Sequence[int] = ()) -> None:
+        """Stores a value into all of it, or a part if a shape is given, in programs that run it."""
         if is_fill(value):
             return
         if isinstance(value, InArrays):
-            value = _seen_later(value, runs) if rank is None else _bound(rank)
+            value = _bound(whole) if whole else _seen_later(value, runs)
         self.stored = union([self.stored, value])
 
     def copy(self, slot: Slot, value: Known, runs: np.ndarray) -> None:
         """Overwrites a slot with a part of an array, in the programs that run it."""
         if not runs.any():
             return
-        if isinstance(value, InArrays) and not self.is_private and any(map(_differs, value.dims)):
-            value = _bound(len(value.dims))  # another program may read it
+        if isinstance(value, InArrays) and not self.is_private and any(map(np.ptp, value.dims)):
+            value = _bound(value.shape)  # another program may read it
         if slot is None or not runs.all():
             value = union([*self.slots.values(), value])
         if slot is None:
@@ -82,11 +84,6 @@ class Scratch:
         if slot is not None and slot in self.slots:
             return self.slots[slot]
         return union([*self.slots.values(), self.stored])
-
-
-def _differs(extent: Extent) -> bool:
-    """Whether it differs between the programs of the grid."""
-    return extent is not None and bool(np.ptp(extent))
 
 
 def bare(known: Sequence[Known]) -> list[Known]:
@@ -105,15 +102,17 @@ def union(values: Sequence[Known]) -> Known:
     if not values:
         return FILL
     parts = [value for value in values if isinstance(value, InArrays)]
-    if not parts or len({len(part.dims) for part in parts}) > 1:
-        return None if not parts else _bound(len(parts[0].dims))
-    is_bound = any(part.is_bound for part in parts)
+    if not parts:
+        return None
+    shape, is_bound = parts[0].shape, any(part.is_bound for part in parts)
+    if any(part.shape != shape for part in parts):
+        return _bound(shape)
     dims: list[Extent] = []
-    for extents in zip(*(part.dims for part in parts), strict=True):
-        is_same = len(parts) == len(values) and all(_equal(extents[0], e) for e in extents[1:])
-        is_bound |= not is_same and any(e is not None for e in extents)
-        dims.append(extents[0] if is_same else None)
-    return _made(dims, is_bound)
+    for size, first, *others in zip(shape, *(part.dims for part in parts), strict=True):
+        is_same = len(parts) == len(values) and all(_equal(first, each) for each in others)
+        is_bound |= not is_same and not all(_equal(each, size) for each in (first, *others))
+        dims.append(first if is_same else size)
+    return _made(shape, dims, is_bound)
 
 
 def is_same(a: Known, b: Known) -> bool:
@@ -124,41 +123,31 @@ def is_same(a: Known, b: Known) -> bool:
 
 
 def _equal(a: Extent, b: Extent) -> bool:
-    return (a is None) == (b is None) and (a is None or bool(np.all(a == b)))
+    return bool(np.all(a == b))
 
 
 def _seen_later(value: InArrays, runs: np.ndarray) -> InArrays:
     """A stored value as later programs may read it: along axes where some programs do not store."""
     axes = tuple(d for d in range(runs.ndim) if np.ptp(runs, axis=d).any())
     dims = [
-        extent if extent is None else np.where(runs > 0, extent, 0).max(axis=axes, keepdims=True)
-        for extent in value.dims
+        size if _equal(extent, size) else np.where(runs > 0, extent, 0).max(axes, keepdims=True)
+        for extent, size in zip(value.dims, value.shape, strict=True)
     ]
-    return InArrays(tuple(dims), value.is_bound)
+    return InArrays(value.shape, tuple(dims), value.is_bound)
 
 
-def _bound(rank: int) -> InArrays:
+def _bound(shape: Sequence[int]) -> InArrays:
     """A value of which it is not known how much is inside the arrays."""
-    return InArrays((None,) * rank, is_bound=True)
+    return InArrays(tuple(shape), tuple(shape), is_bound=True)
 
 
-def _made(dims: Sequence[Extent], is_bound: bool = False) -> InArrays | None:
-    return InArrays(tuple(dims), is_bound) if is_bound or any(d is not None for d in dims) else None
+def _made(shape: Sequence[int], dims: Sequence[Extent], is_bound: bool = False) -> InArrays | None:
+    is_part = is_bound or not all(map(_equal, dims, shape))
+    return InArrays(tuple(shape), tuple(dims), is_bound) if is_part else None
 
 
-def _dims(value: Known, rank: int) -> Sequence[Extent]:
-    return value.dims if isinstance(value, InArrays) and value is not FILL else (None,) * rank
-
-
-def _least(*extents: Extent) -> Extent:
-    known = [extent for extent in extents if extent is not None]
-    return np.minimum.reduce(np.broadcast_arrays(*known)) if known else None
-
-
-def _count(extent: Any, size: int) -> Extent:
-    """An extent within a dimension; None if it is all of it in every program."""
-    extent = np.clip(extent, 0, size)
-    return None if np.all(extent == size) else extent
+def _dims(value: Known, shape: Sequence[int]) -> Sequence[Extent]:
+    return value.dims if _is_part(value) else shape
 
 
 # Blocks ---------------------------------------------------------------------------------------
@@ -192,24 +181,23 @@ def block_inside(block: Any, starts: Sequence[Known], shape: Sequence[int]) -> I
     """
     sizes = array_of_block(block).shape
     if len(starts) != len(sizes) or block_shape(block) != list(shape):
-        return _bound(len(shape))
+        return _bound(shape)
     dims: list[Extent] = []
     is_bound = False
     for dim, start, size in zip(block.block_shape, starts, sizes, strict=True):
         if _is_squeezed(dim):
             continue
-        length = _length(dim)
+        extent: Extent = (length := _length(dim))
         if not _may_overhang(dim, size):
-            dims.append(None)
+            pass
         elif start is None or not (_is_blocked(dim) or hasattr(dim, "padding")):
             is_bound = True
-            dims.append(None)
         else:
             first = np.asarray(start, np.int64)
             first = first * length if _is_blocked(dim) else first - dim.padding[0]
             extent = np.minimum(size, first + length) - np.maximum(first, 0)
-            dims.append(_count(extent, length))
-    return _made(dims, is_bound)
+        dims.append(np.clip(extent, 0, length))
+    return _made(shape, dims, is_bound)
 
 
 def _is_squeezed(dim: Any) -> bool:
@@ -233,9 +221,9 @@ def reads(eqn: Any, known: Sequence[Known]) -> InArrays | None:
         ref, transforms = known[0], jax.tree.unflatten(eqn.params["tree"], bare(known[1:]))
     else:
         ref, transforms, _, _ = eqn.params["args_tree"].unflatten([known[0], *bare(known[1:])])
-    rank, shape = len(eqn.outvars[0].aval.shape), eqn.invars[0].aval.shape
+    read, shape = eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape
     if isinstance(ref, Scratch) and ref.slots:
-        return _read_slot(ref, transforms, shape, rank)
+        return _read_slot(ref, transforms, shape, read)
     if isinstance(ref, Scratch):
         ref = ref.stored
     if ref is FILL:
@@ -245,23 +233,25 @@ def reads(eqn: Any, known: Sequence[Known]) -> InArrays | None:
     is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
     part = _read(ref, transforms[0].indices, shape) if is_indexed else None
     if not is_indexed and isinstance(ref, InArrays):
-        return _bound(rank)
-    return part if part is None or len(part.dims) == rank else _bound(rank)
+        return _bound(read)
+    return part if part is None or part.shape == read else _bound(read)
 
 
-def _read_slot(ref: Scratch, transforms: Sequence[Any], shape: Sequence[int], rank: int) -> Known:
+def _read_slot(
+    ref: Scratch, transforms: Sequence[Any], shape: Sequence[int], read: Sequence[int]
+) -> Known:
     """What is read of memory that copies have written to."""
     is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
     slot, slices = _slot(transforms[0].indices) if is_indexed else ((), ())
     value = ref.content(slot if is_indexed or not transforms else None)
     if not _is_part(value):
         return value
-    part: InArrays | None = _bound(rank)
+    part: InArrays | None = _bound(read)
     if is_indexed and len(value.dims) == len(slices):
         part = _read(value, slices, shape[len(shape) - len(slices) :])
     elif not transforms:
         part = value
-    return part if part is None or len(part.dims) == rank else _bound(rank)
+    return part if part is None or part.shape == read else _bound(read)
 
 
 def _slot(indices: Sequence[Any]) -> tuple[Slot, Sequence[Any]]:
@@ -320,18 +310,18 @@ def copies(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> None:
     slices = [(i, n) for i, n in zip(read or (), of_array, strict=False) if _is_slice(i)]
     sizes = of_memory[len(of_memory) - len(places) :]
     if all(fixed) or len(slices) != len(places) or not all(map(_is_slice, places)):
-        memory.copy(slot, None if all(fixed) else _bound(0), runs)
+        memory.copy(slot, None if all(fixed) else _bound(()), runs)
         return
     dims: list[Extent] = []
     is_bound = False
     for (index, whole), is_fixed, place, size in zip(slices, fixed, places, sizes, strict=True):
         is_known = not (index.size is None or index.start is None)
         is_bound |= not is_fixed and not (is_known and place.start == 0)
-        inside = None
+        inside: Extent = size
         if not is_fixed and is_known:
-            inside = _count(np.minimum(index.size, whole - np.asarray(index.start)), size)
-        dims.append(inside)
-    memory.copy(slot, _made(dims, is_bound), runs)
+            inside = np.minimum(index.size, whole - np.asarray(index.start))
+        dims.append(np.clip(inside, 0, size))
+    memory.copy(slot, _made(sizes, dims, is_bound), runs)
 
 
 def reads_beyond(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> bool:
@@ -342,7 +332,7 @@ def reads_beyond(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> bool:
         if hasattr(transform, "indices"):
             part, shape = _read(None, transform.indices, shape), transform.get_indexer_shape()
             pairs = zip(part.dims, shape, strict=False) if part else ()
-            if any(e is not None and np.any((e < size) & (runs > 0)) for e, size in pairs):
+            if any(np.any(np.less(extent, size) & (runs > 0)) for extent, size in pairs):
                 return True
             if part and part.is_bound:
                 return True
@@ -351,22 +341,22 @@ def reads_beyond(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> bool:
 
 def _read(ref: Known, indices: Sequence[Any], shape: Sequence[int]) -> InArrays | None:
     dims: list[Extent] = []
+    lengths: list[int] = []
     is_bound = isinstance(ref, InArrays) and ref.is_bound
-    for index, extent, size in zip(indices, _dims(ref, len(shape)), shape, strict=True):
+    for index, extent, size in zip(indices, _dims(ref, shape), shape, strict=True):
         if not _is_slice(index):
-            is_bound |= extent is not None  # one element, which may be beyond the array
+            is_bound |= not _equal(extent, size)  # one element, which may be beyond the array
             continue
-        length, start = index.size, index.start
-        if not isinstance(length, int):
-            is_bound = True
-            dims.append(None)
-        elif start is None:
-            is_bound |= extent is not None or bool(size % length)
-            dims.append(None)
+        is_fixed = isinstance(index.size, int)
+        length = index.size if is_fixed else size
+        inside: Extent = length
+        if not is_fixed or index.start is None:
+            is_bound |= not is_fixed or not _equal(extent, size) or bool(size % length)
         else:
-            left = (size if extent is None else extent) - np.asarray(start, np.int64)
-            dims.append(_count(-(-left // index.stride), length))
-    return _made(dims, is_bound)
+            inside = -(-(extent - np.asarray(index.start, np.int64)) // index.stride)
+        lengths.append(length)
+        dims.append(np.clip(inside, 0, length))
+    return _made(lengths, dims, is_bound)
 
 
 def stores(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> None:
@@ -378,7 +368,7 @@ def stores(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> None:
         (ref, value, *_), stored = known, eqn.invars[1]
     if isinstance(ref, Scratch):
         shape = eqn.invars[0].aval.shape
-        ref.store(value, None if stored.aval.shape == shape else len(shape), runs)
+        ref.store(value, runs, () if stored.aval.shape == shape else shape)
 
 
 # Values ---------------------------------------------------------------------------------------
@@ -400,30 +390,26 @@ def _elementwise(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InAr
 
     Operands have the result's shape, or 1 element along some of its dimensions, or are scalars.
     """
-    parts: list[InArrays] = []
+    dims: Sequence[Extent] = shape
     is_bound = False
     for value, variable in zip(known, eqn.invars, strict=True):
         sizes = variable.aval.shape
         if sizes and len(sizes) != len(shape):
-            return _bound(len(shape))
+            return _bound(shape)
         if any(size not in (1, wanted) for size, wanted in zip(sizes, shape, strict=False)):
-            return _bound(len(shape))
+            return _bound(shape)
         if _is_part(value):
             is_bound |= value.is_bound
-            parts += [_spread(value, range(len(sizes)), sizes, shape)] if sizes else []
-    dims = [_least(*extents) for extents in zip(*(part.dims for part in parts), strict=True)]
-    return _made(dims or [None] * len(shape), is_bound)
+            dims = list(map(np.minimum, dims, _spread(value, range(len(sizes)), shape)))
+    return _made(shape, dims, is_bound)
 
 
-def _spread(
-    value: InArrays, targets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]
-) -> InArrays:
+def _spread(value: InArrays, targets: Sequence[int], shape: Sequence[int]) -> Sequence[Extent]:
     """A value in a larger shape, repeated along the dimensions in which it has 1 element."""
-    dims: list[Extent] = [None] * len(shape)
-    for extent, target, size in zip(value.dims, targets, sizes, strict=True):
-        if extent is not None:
-            dims[target] = extent if size == shape[target] else extent * shape[target]
-    return InArrays(tuple(dims), value.is_bound)
+    dims: list[Extent] = list(shape)
+    for extent, target, size in zip(value.dims, targets, value.shape, strict=True):
+        dims[target] = extent if size == shape[target] else extent * shape[target]
+    return dims
 
 
 def _is_part(value: Known) -> bool:
@@ -436,41 +422,36 @@ def _select(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Known:
 
 
 def _broadcast(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
-    targets = eqn.params["broadcast_dimensions"]
-    spread = _spread(known[0], targets, eqn.invars[0].aval.shape, shape)
-    return _made(spread.dims, spread.is_bound)
+    dims = _spread(known[0], eqn.params["broadcast_dimensions"], shape)
+    return _made(shape, dims, known[0].is_bound)
 
 
 def _transpose(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     (value,) = known
-    return _made([value.dims[d] for d in eqn.params["permutation"]], value.is_bound)
+    return _made(shape, [value.dims[d] for d in eqn.params["permutation"]], value.is_bound)
 
 
 def _reduction(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     value, axes = known[0], eqn.params.get("axes")
     if axes is None or not _is_part(value):
-        return _bound(len(shape))
+        return _bound(shape)
     kept = [extent for d, extent in enumerate(value.dims) if d not in axes]
-    return _made(kept, value.is_bound)
+    return _made(shape, kept, value.is_bound)
 
 
 def _reshape(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     """Dimensions that are merged have the product of their elements."""
-    value, old = known[0], eqn.invars[0].aval.shape
-    dims: list[Extent] = [None] * len(shape)
+    value = known[0]
+    dims: list[Extent] = list(shape)
     is_bound = value.is_bound
-    for before, after in _regrouped(old, shape):
-        if all(value.dims[d] is None for d in before):
+    for before, after in _regrouped(value.shape, shape):
+        if all(_equal(value.dims[d], value.shape[d]) for d in before):
             continue
         wide = [d for d in after if shape[d] > 1] or list(after[:1])
-        if len(wide) != 1:
-            is_bound = True
-            continue
-        (target,) = wide
-        dims[target] = 1
-        for d in before:
-            dims[target] = dims[target] * (old[d] if value.dims[d] is None else value.dims[d])
-    return _made(dims, is_bound)
+        is_bound |= len(wide) != 1
+        if len(wide) == 1:
+            dims[wide[0]] = math.prod(value.dims[d] for d in before)
+    return _made(shape, dims, is_bound)
 
 
 def _regrouped(
@@ -501,7 +482,7 @@ _RULES: dict[str, _ExtentRule] = {
     # What is inside the arrays may end up anywhere.
     **dict.fromkeys(
         ("concatenate", "rev", "roll", "slice", "sort"),
-        lambda eqn, known, shape: _bound(len(shape)),
+        lambda eqn, known, shape: _bound(shape),
     ),
 }
 
@@ -536,28 +517,20 @@ def product(eqn: Any, known: Sequence[Known], flops: int, runs: np.ndarray) -> B
     is_bound = any(_is_part(value) and value.is_bound for value in known)
     if not any(map(_is_part, known)) or eqn.primitive.name != "dot_general":
         is_bound = any(map(_is_part, known))
-        results: list[Known] = [
-            _bound(len(v.aval.shape)) if is_bound else None for v in eqn.outvars
-        ]
+        results: list[Known] = [_bound(v.aval.shape) if is_bound else None for v in eqn.outvars]
         return BlockProduct(needed=flops * int(runs.sum()), result=results, is_bound=is_bound)
-    shapes = [variable.aval.shape for variable in eqn.invars[:2]]
-    lhs, rhs = (_dims(value, len(s)) for value, s in zip(known[:2], shapes, strict=True))
+    lhs, rhs = (
+        _dims(value, variable.aval.shape) for value, variable in zip(known, eqn.invars, strict=True)
+    )
     (contracted, of_rhs), (batch, batch_of_rhs) = eqn.params["dimension_numbers"]
-    shared = [
-        [(_least(lhs[i], rhs[j]), shapes[0][i]) for i, j in zip(*pairs, strict=True)]
-        for pairs in ((batch, batch_of_rhs), (contracted, of_rhs))
+    of_result = [
+        *(np.minimum(lhs[i], rhs[j]) for i, j in zip(batch, batch_of_rhs, strict=True)),
+        *(extent for d, extent in enumerate(lhs) if d not in {*contracted, *batch}),
+        *(extent for d, extent in enumerate(rhs) if d not in {*of_rhs, *batch_of_rhs}),
     ]
-    free = [
-        [(dims[d], size) for d, size in enumerate(shape) if d not in used]
-        for dims, shape, used in (
-            (lhs, shapes[0], {*contracted, *batch}),
-            (rhs, shapes[1], {*of_rhs, *batch_of_rhs}),
-        )
-    ]
-    limited = [pair for pairs in (*shared, *free) for pair in pairs if pair[0] is not None]
-    multiplied = runs
-    for extent, _ in limited:
-        multiplied = multiplied * extent
-    whole = flops // max(1, math.prod(size for _, size in limited))
-    result = _made([extent for extent, _ in (*shared[0], *free[0], *free[1])], is_bound)
+    summed = (np.minimum(lhs[i], rhs[j]) for i, j in zip(contracted, of_rhs, strict=True))
+    multiplied = runs * math.prod((*of_result, *summed))
+    shape, sizes = eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape
+    whole = flops // max(1, math.prod(shape) * math.prod(sizes[i] for i in contracted))
+    result = _made(shape, of_result, is_bound)
     return BlockProduct(needed=whole * int(multiplied.sum()), result=[result], is_bound=is_bound)

@@ -77,7 +77,7 @@ class PallasCost:
         name: the kernel's name, as shown by its custom call in HLO.
         flops: FLOPs that its programs run, excluding skipped blocks, by dtype.
         needed: those on elements inside the arrays, which blocks may overhang.
-        unskipped: `needed` including skipped blocks.
+        unskipped: of attention, `needed` including skipped blocks.
         unknown: what could not be determined.
         bounds: what was counted in full because it is not known.
         is_estimate: whether the FLOPs come from its author's `cost_estimate`.
@@ -103,7 +103,7 @@ def pallas_cost(
         lengths: lengths given by the user.
         trip_count: iterations of a while loop, given its operands.
     """
-    mapping, name = eqn.params["grid_mapping"], pallas_name(eqn)
+    mapping, name, kernel = eqn.params["grid_mapping"], pallas_name(eqn), attention_kernel(eqn)
     first = mapping.num_dynamic_grid_bounds
     bounds = [None if is_grouped(eqn) else bound for bound in operands[:first]]
     grid = _grid(mapping.grid, bounds)
@@ -118,18 +118,17 @@ def pallas_cost(
     if tables and tables[0] is None:
         refs[0], note = paged_lengths(eqn, name, lengths)
         exact.unknown.update([note] if note else [])
-    for run in (exact, unskipped):
+    for run in (exact, unskipped) if kernel else (exact,):
         run.walk(jaxpr, run.references(eqn, refs), programs)
     if None in bounds or (exact.unknown and is_grouped(eqn)):
         if (estimate := eqn.params.get("cost_estimate")) is not None:
             share, wrong = share_of_rows(eqn, lengths)
-            kernel = attention_kernel(eqn)
             flops = flops_of_all_pairs(eqn, kernel) if kernel else int(estimate.flops * share)
             return _estimated(name, exact.flops, flops, wrong)
         exact.unknown.add("the grid's size depends on data: one program was counted")
     if exact.unknown and (grouped := grouped_on_gpu(eqn, lengths)):
         return _estimated(name, exact.flops, *grouped)
-    all_pairs, kernel = unskipped.needed, attention_kernel(eqn)
+    all_pairs = unskipped.needed
     if kernel and (bounds or "splash" in name):
         # The grid may cover only a mask's blocks; the body appears twice, masked and unmasked.
         all_pairs = _of_first_dtype(all_pairs, flops_of_all_pairs(eqn, kernel))
@@ -186,7 +185,7 @@ def mesh_kernel_cost(
     bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
     for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
         grid = tuple(mesh.values())
-        for total in (exact, unskipped):
+        for total in (exact, unskipped) if attention else (exact,):
             axes = tuple(range(len(grid)))
             run = _KernelPrograms(grid, axes, trip_count, skips=total.skips)
             run.named = {name: run.position(axis) for axis, name in enumerate(mesh)}

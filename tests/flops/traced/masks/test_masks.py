@@ -258,7 +258,10 @@ def test_cudnn_attention_with_values_narrower_than_keys(monkeypatch):
     from jax._src.cudnn import fused_attention_stablehlo
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91300)
-    monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda least: True)
+    for check in ("check_compute_capability", "is_cuda_compute_capability_equal"):
+        monkeypatch.setattr(
+            fused_attention_stablehlo, check, lambda capability: capability == "9.0"
+        )
     q, v = (shape(2, 256, 4, width, dtype=jnp.bfloat16) for width in (192, 128))
     gradients = jax.value_and_grad(causal_attention, (1, 2, 3))
     einsums, cudnn = (

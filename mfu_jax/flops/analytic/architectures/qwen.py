@@ -1,48 +1,11 @@
-"""Families with experts in some layers: Llama 4, Switch, and Qwen's with linear attention."""
+"""Qwen's decoders with a latent for the experts, or with linear attention."""
 
 from __future__ import annotations
 
 from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layers, layer, layers_of
-from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-
-def llama4(config: ModelConfig) -> Layers:
-    """Chunked attention except in every n-th layer; experts in every m-th layer."""
-    interval = config.attention.nope_layer_interval
-    step = max(config.experts.interleave_moe_layer_step, 1)
-
-    def block(kind: tuple[bool, bool]) -> tuple[str, Components]:
-        is_global, dense = kind
-        mask = blocks.global_mask(config) if is_global else blocks.chunk_mask(config)
-        name = "global" if is_global else "chunked"
-        return f"{name}_dense_layers" if dense else f"{name}_moe_layers", (
-            *blocks.norms(config, 2),
-            # Its query and key norms have no weights.
-            *blocks.attention(config, mask, qk_norm=False),
-            *blocks.feed_forward(config, dense=dense),
-        )
-
-    kinds = (
-        (interval > 0 and i % interval == 0, i % step != 0)
-        for i in range(1, config.num_decoder_layers + 1)
-    )
-    return blocks.decoder(config, layers_of(kinds, block))
-
-
-def envy(config: ModelConfig) -> Layers:
-    """Switch-style: experts in every n-th layer, a dense MLP in the others."""
-    step = max(config.experts.interleave_moe_layer_step, 1)
-    attended = (*blocks.norms(config, 3), *blocks.attention(config, blocks.global_mask(config)))
-
-    def block(dense: bool) -> tuple[str, Components]:
-        name = "dense_layers" if dense else "moe_layers"
-        return name, (*attended, *blocks.feed_forward(config, dense=dense))
-
-    kinds = (i % step != 0 for i in range(1, config.num_decoder_layers + 1))
-    return blocks.decoder(config, layers_of(kinds, block))
 
 
 def qwen3_custom_moe(config: ModelConfig) -> Layers:

@@ -75,7 +75,7 @@ class AttentionPattern:
     def needs(self) -> frozenset[str]:
         """What an implementation must support."""
         wanted = {
-            WINDOW: self.window,
+            WINDOW: self.window or self.chunk,  # those that have one have both
             SOFT_CAP: self.soft_cap,
             IMAGES: self.joins_images,
         }

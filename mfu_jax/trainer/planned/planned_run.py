@@ -139,6 +139,9 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
     mesh, others = _mesh(run.keys, run.target)
     lost += [Lost(other, touches="transfers") for other in others]
     slots = typed("capacity_factor", keys.get("capacity_factor", "-1"), float)
+    ring = keys.get("context_parallel_strategy") == "ring" and run.target.platform == "tpu"
+    if ring and (slots > 0 or keys.get("mtp_num_layers", "0") != "0"):
+        lost.append(_lost("context_parallel_strategy", "ring", ", in kernels as the run's"))
     if run.target.platform == "cuda" and keys.get("quantization") and slots > 0:
         # DeepSeek-V3 in fp8 on 64 B200 is planned 22% too short (held_out_runs.json).
         lost.append(

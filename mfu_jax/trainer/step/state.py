@@ -186,7 +186,8 @@ def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
 def _of_split(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
     """The config's attention implementation for split sequences.
 
-    A ring on TPUs takes tokens in another order, so no layer may read a token's neighbours.
+    A ring on TPUs takes tokens in another order, so no layer may read a token's neighbours, nor
+    drop those that come last.
     """
     if config.context_parallel_strategy != "ring":
         return config.attention
@@ -195,7 +196,8 @@ def _of_split(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
             f"context_parallel_strategy=ring with attention={config.attention}: the ring has an "
             "attention of its own; leave attention at auto, or take all_gather"
         )
-    takes_any_order = not (spec.vision or config.mtp_num_layers or config.engram_layers)
+    has_neighbours = spec.vision or config.mtp_num_layers or config.engram_layers
+    takes_any_order = not has_neighbours and config.capacity_factor <= 0
     halves = 2 * dict(mesh.shape)["context"]
     fits = config.max_target_length % (halves * LANES) == 0 and supports("ring_splash", spec.needs)
     on_tpu = mesh.devices.flat[0].platform == "tpu"

@@ -187,6 +187,10 @@ def test_calibration_of_no_quantisation_is_named():
             {"other_flags": {"context_parallel_strategy": "ulysses"}},
             "context_parallel_strategy=ulysses (context parallelism)",
         ),
+        (
+            {"other_flags": {"context_parallel_strategy": "ring", "mtp_num_layers": 1}},
+            "context_parallel_strategy=ring, in kernels as the run's (context parallelism)",
+        ),
         ({"attention": "paged"}, "attention=paged (attention kernel)"),
         (
             {"model_name": "mixtral-8x7b", "other_flags": {"sparse_matmul": False}},

@@ -41,6 +41,13 @@ def test_a_mesh_trains_as_one_device(kind: str, axes: str) -> None:
 
 RING = {"context_parallelism": 2, "context_parallel_strategy": "ring"}
 LENGTH_OF_RING = 512  # halves of 128 tokens, a block of the kernel
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_mlp_dim": 32,
+    "decoder_block": "mixtral",
+}
+CHUNKS = EXPERTS | {"decoder_block": "llama4", "chunk_attn_window_size": 256}
 
 
 def in_ring(**keys: Any) -> Config:
@@ -86,6 +93,9 @@ def test_a_ring_of_splash_kernels_trains_as_one_device(monkeypatch: pytest.Monke
         ("cpu", {}, "ring"),
         ("tpu", {"max_target_length": 384}, "ring"),  # halves of 96
         ("tpu", {"mtp_num_layers": 1}, "ring"),  # which reads the next token
+        ("tpu", EXPERTS | {"decoder_block": "mixtral"}, "ring_splash"),
+        ("tpu", EXPERTS | SLOTS, "ring"),  # slots go to the first tokens
+        ("tpu", EXPERTS | CHUNKS, "ring"),
         ("tpu", {"context_parallel_strategy": "all_gather"}, "splash"),
     ],
 )

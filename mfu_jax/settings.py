@@ -28,13 +28,13 @@ from mfu_jax.logger.config import (
     LoggerConfig,
     LoggerKeys,
     check_text,
+    convert_fields,
     described,
     setting,
 )
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.trace_folders import check_name
 from mfu_jax.util.arguments import parse
-from mfu_jax.util.values import field_types, typed
 
 _log = logging.getLogger("mfu_jax")
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
@@ -133,13 +133,9 @@ class Settings(MetricsKeys):
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            kind, given = field_types(Settings)[field.name], getattr(self, field.name)
-            if field.name in _PATHS:
-                check_text(field.name, given)
-            hint = f"usually a misspelling; {field.name} is: {field.metadata['help']}"
-            value = typed(field.name, given, kind, hint=hint)
-            object.__setattr__(self, field.name, value)
+        for name in _PATHS:
+            check_text(name, getattr(self, name))
+        convert_fields(self)
         if self.run_dir:
             for name, place in IN_RUN_DIR.items():
                 object.__setattr__(self, name, getattr(self, name) or f"{self.run_dir}/{place}")

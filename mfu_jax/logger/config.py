@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, check_path
+from mfu_jax.util.values import field_types, typed
 
 IN_RUN_DIR = {
     "metrics_file": "metrics.jsonl",
@@ -74,6 +75,19 @@ def described(cls: _Class) -> _Class:
     ]
     cls.__doc__ = "\n".join([cls.__doc__ or "", "    Attributes:", *lines, "    "])
     return cls
+
+
+def convert_fields(settings: Any) -> None:
+    """Converts each field of a frozen dataclass of settings to its declared type.
+
+    Raises:
+        UserError: a value is of another kind.
+    """
+    cls: type = type(settings)
+    for field in dataclasses.fields(settings):
+        kind, given = field_types(cls)[field.name], getattr(settings, field.name)
+        hint = f"usually a misspelling; {field.name} is: {field.metadata['help']}"
+        object.__setattr__(settings, field.name, typed(field.name, given, kind, hint=hint))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +159,13 @@ class LoggerConfig(LoggerKeys):
     """Options of a `MetricLogger`.
 
     Raises:
-        UserError: a number is out of range, or `heartbeat_file` is not a local path.
+        UserError: a value is of another kind or out of range, or `heartbeat_file` is not a local
+            path.
     """
 
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
     calls_per_step: int = setting(1, "calls of instrumented functions that make one step")
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         self.check()

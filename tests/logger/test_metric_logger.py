@@ -374,6 +374,13 @@ def test_an_unknown_argument_is_refused_with_the_nearest_one() -> None:
         MetricLogger(warmup_step=3)
 
 
+def test_the_text_of_a_number_or_a_switch_is_converted_as_a_flags_is() -> None:
+    config = LoggerConfig(log_period="5", abort_on_nan_loss="false")  # type: ignore[arg-type]
+    assert (config.log_period, config.abort_on_nan_loss) == (5, False)
+    with pytest.raises(UserError, match="hang_seconds='x': expected a number"):
+        MetricLogger(sinks=[], hang_seconds="x")
+
+
 def test_every_field_of_the_cost_and_the_config_is_a_keyword() -> None:
     cost = StepCost(
         model_flops_per_device=1,

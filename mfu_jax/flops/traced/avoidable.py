@@ -1,11 +1,12 @@
 """Matmuls of a jaxpr that a compiler may avoid.
 
 Two equations have one value if primitive, parameters and operands are equal (common
-subexpressions); two products are one if only the order of operands or dimensions differs. What
-depends on nothing that a loop changes is equal in all of its iterations. Of rows that a broadcast
-made alike, one product is needed. A product without a sum, one of whose operands has no dimension
-of its own, only scales the other one: it is a multiplication. In what is not followed (branches,
-`while` loops, shards, kernels, groups that depend on data), nothing is avoidable.
+subexpressions); two products are one if only the order of operands or dimensions differs, or their
+dimensions of size 1. What depends on nothing that a loop changes is equal in all of its iterations.
+Of rows that a broadcast made alike, one product is needed. A product without a sum, one of whose
+operands has no dimension of its own, only scales the other one: it is a multiplication. In what is
+not followed (branches, `while` loops, shards, kernels, groups that depend on data), nothing is
+avoidable.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _ELEMENTWISE = frozenset(
     "reduce_precision rsqrt sharding_constraint sub tanh".split()
 )
 _KEPT_APART = "optimization_barrier"
+_NEW = -1  # a dimension that no dimension of another array corresponds to
 _UNCHANGED = frozenset({"name", "stop_gradient"})
 
 
@@ -68,8 +70,8 @@ class _Numbering:
         self.lengths: list[int] = []  # of the enclosing loops, the outermost first
         self._values: dict[Hashable, _Value] = {}
         self._products: set[Hashable] = set()
-        # Of a transposed value: what it transposes, and the dimension there of each of its own.
-        self._transposed: dict[int, tuple[int, tuple[int, ...]]] = {}
+        # Of a rearranged value: what it rearranges, and the dimension there of each of its own.
+        self._rearranged: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._numbers = itertools.count()
 
     def new(self) -> _Value:
@@ -113,18 +115,16 @@ class _Numbering:
         if name in RULES:
             self._matmul(eqn, key, given, stack)
         alike = _alike(eqn, given)
-        if name == "transpose":
-            whole, dims = self._origin(given[0], len(eqn.params["permutation"]))
+        if (sources := _sources(eqn)) is not None:
+            whole, dims = self._origin(given[0], len(eqn.invars[0].aval.shape))
             value = self._of((key, 0), given, alike)
-            self._transposed[value.number] = (
-                whole,
-                tuple(dims[d] for d in eqn.params["permutation"]),
-            )
+            own = tuple(_NEW if d == _NEW else dims[d] for d in sources)
+            self._rearranged[value.number] = (whole, own)
             return [value]
         return [self._of((key, index), given, alike) for index in range(len(eqn.outvars))]
 
     def _origin(self, value: _Value, rank: int) -> tuple[int, tuple[int, ...]]:
-        return self._transposed.get(value.number, (value.number, tuple(range(rank))))
+        return self._rearranged.get(value.number, (value.number, tuple(range(rank))))
 
     def _product(self, eqn: Any, given: Sequence[_Value]) -> Hashable:
         """A key of a product that is the same for all orders of operands and dimensions."""
@@ -183,6 +183,25 @@ class _Numbering:
         return [self.new() for _ in eqn.outvars]
 
 
+def _sources(eqn: Any) -> Sequence[int] | None:
+    """The dimension of the operand that each one of the result is, if all elements stay.
+
+    It is `_NEW` for one of size 1 that is added; others of size 1 may go. None if elements change,
+    or if a dimension is divided or joined.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "transpose":
+        return params["permutation"]
+    if name not in ("broadcast_in_dim", "reshape", "squeeze"):
+        return None
+    before, after = (v.aval.shape for v in (eqn.invars[0], eqn.outvars[0]))
+    large = [d for d, size in enumerate(before) if size > 1]
+    if [before[d] for d in large] != [size for size in after if size > 1]:
+        return None
+    left = iter(large)
+    return [next(left) if size > 1 else _NEW for size in after]
+
+
 def _alike(eqn: Any, given: Sequence[_Value]) -> frozenset[int]:
     """The dimensions along which all elements of an equation's result are equal."""
     name, params = eqn.primitive.name, eqn.params
@@ -226,12 +245,20 @@ def _both(dimensions: tuple[int, int], given: Sequence[_Value]) -> bool:
 
 
 def _only_scales(eqn: Any) -> bool:
-    """Whether one operand of a product without a sum has no dimension of its own."""
+    """Whether one operand of a product without a sum has no dimension of its own.
+
+    A dimension of size 1 is none.
+    """
     if eqn.primitive.name != "dot_general":
         return False
-    (contracted, _), batch = eqn.params["dimension_numbers"]
-    ranks = (len(operand.aval.shape) for operand in eqn.invars[:2])
-    return not contracted and any(n == len(d) for n, d in zip(ranks, batch, strict=True))
+    contracted, batch = eqn.params["dimension_numbers"]
+    shapes = [operand.aval.shape for operand in eqn.invars[:2]]
+    has_sum = any(shapes[0][d] != 1 for d in contracted[0])
+    own = (
+        [n for d, n in enumerate(shape) if n != 1 and d not in (*summed, *alike)]
+        for shape, summed, alike in zip(shapes, contracted, batch, strict=True)
+    )
+    return not has_sum and not all(own)
 
 
 def _hashable(params: Mapping[str, Any]) -> Hashable:

@@ -183,10 +183,6 @@ class RunLog:
         if begun is not None:
             self.event(*begun[:2], **begun.values, us=round(1e6 * (end[1] - begun.at[1])))
 
-    def restored(self, step: int) -> None:
-        """The run continues from a checkpoint; its next step is `step`."""
-        self.event(events.RESTORED, step=step)
-
     def went_back(self, step: int) -> None:
         """The process repeats the steps from `step` on."""
         if self._steps is not None:

@@ -202,13 +202,8 @@ def _framed(event: Any) -> bytes:
     file for TensorBoard, nor flush without the fsync that uploads a whole file of a mounted bucket.
     """
     data = event.SerializeToString()
-    return b"".join((_size_framed(len(data)), data, _checksum(data)))
-
-
-@functools.lru_cache(maxsize=100)  # steps are of few sizes
-def _size_framed(size: int) -> bytes:
-    packed = struct.pack("<Q", size)
-    return packed + _checksum(packed)
+    size = struct.pack("<Q", len(data))
+    return b"".join((size, _checksum(size), data, _checksum(data)))
 
 
 def _checksum(data: bytes) -> bytes:

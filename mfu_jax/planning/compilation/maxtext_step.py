@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ _HARDWARE = {"tpu": "tpu", "cuda": "gpu"}
 def main(argv: list[str]) -> None:
     """Compiles what the request describes, and writes the dump."""
     obey_parent()
-    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    request = with_hosts_as_slices(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     print("tracing", flush=True)
     import maxtext
@@ -35,6 +36,15 @@ def main(argv: list[str]) -> None:
     base = Path(maxtext.__file__).parent / "configs" / "base.yml"
     os.environ["LIBTPU_INIT_ARGS"] = flags
     train_compile.main([sys.argv[0], str(base), *request["config"]["arguments"], *chips(request)])
+
+
+def with_hosts_as_slices(request: dict[str, Any]) -> dict[str, Any]:
+    """The request; with dcn axes, the hosts of GPUs are slices to MaxText."""
+    axes = (argument.partition("=") for argument in request["config"]["arguments"])
+    has_dcn = any(axis.startswith("dcn_") and size != "1" for axis, _, size in axes)
+    if request["platform"] != "cuda" or not has_dcn:
+        return request
+    return {**request, "slices": int(request["topology"].split("x")[1])}
 
 
 def chips(request: dict[str, Any]) -> list[str]:
@@ -71,6 +81,12 @@ def _plan_for(train_compile: Any, request: dict[str, Any], out: str) -> None:
         dump(step, out)
         os._exit(0)  # MaxText would go on to print and serialise what it compiled
 
+    if request["platform"] == "cuda" and request["slices"] > 1:
+        from maxtext.utils.maxtext_utils import mesh_utils
+
+        # JAX's devices of absent GPUs are all of one slice.
+        by_slice = mesh_utils.create_hybrid_device_mesh
+        mesh_utils.create_hybrid_device_mesh = partial(by_slice, process_is_granule=True)
     table = train_compile.accelerator_to_spec_map
     table.get_system_characteristics = lambda _: system
     train_compile.get_topology_desc = described

@@ -115,7 +115,7 @@ def time_on_tpu(
     peak = chip.peak_flops_per_sec("bf16")
     cores = round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1
     pairs = flops / (2 * sum(widths))
-    steps: float = record.grid_steps or math.prod(queries.dims[:-2]) * _grid_steps(record)
+    steps: float = _grid_steps(record, math.prod(queries.dims[:-2]))
     is_forward = "O" in products
     kept = pairs / (math.prod(queries.dims[:-1]) * keys.dims[-2])
     if (runs.skips_forward if is_forward else runs.skips_backward) and kept > _WINDOW:
@@ -126,13 +126,18 @@ def time_on_tpu(
     return KernelTime(sum(widths) / filled, cycles / (cores * clock))
 
 
-def _grid_steps(record: InstructionRecord) -> int:
-    """Steps of a head: the kernel's first operands are tables [heads, blocks, blocks] of them."""
+def _grid_steps(record: InstructionRecord, heads: int) -> int:
+    """Steps of a splash kernel; the model was not fitted to others.
+
+    If its body was not walked: its first operands are tables [heads, blocks, blocks] of them.
+    """
+    if record.grid_steps and "splash" in kernel_name(record.op_name, record.name):
+        return record.grid_steps
     tables = itertools.takewhile(
         lambda array: array.dtype.startswith(("s", "u")), record.shape.operand_arrays
     )
     sizes = (math.prod(table.dims[-2:]) for table in tables if len(table.dims) == _FEWEST_DIMS)
-    return max(sizes, default=0)
+    return heads * max(sizes, default=0)
 
 
 def _rows(record: InstructionRecord) -> tuple[AttentionKernel, ...]:

@@ -19,6 +19,7 @@ import jax
 from etils import epath
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.logger.run_log.events import RESTORED
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import CheckpointableIterator
@@ -111,7 +112,7 @@ class Checkpointer:
                 hint="use the config that it was made with, or another run_name",
             ) from error
         data.set_state(_decode(restored["data"]))
-        self._run_log.restored(steps_done)
+        self._run_log.event(RESTORED, step=steps_done)
         return restored["state"]
 
     def due(self, steps_done: int) -> bool:

@@ -105,10 +105,20 @@ def _behind_stop_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
     return x @ w + lax.stop_gradient(x) @ w
 
 
+def _row_by_row(x: jax.Array, w: jax.Array) -> Any:
+    return x @ w, jax.vmap(lambda row: row[None] @ w)(x)
+
+
+def _square_of_rows(x: jax.Array, w: jax.Array) -> Any:
+    return x @ w, jax.vmap(lambda row: jnp.tile(row[None], (ROWS, 1)) @ w)(x)
+
+
 @pytest.mark.parametrize(
     ("function", "known"),
     [
         (_twice, ONE),
+        (_row_by_row, ONE),
+        (_square_of_rows, 0),
         (_behind_stop_gradient, ONE),
         (_in_calls, ONE),
         (_of_equal_sums, ONE),

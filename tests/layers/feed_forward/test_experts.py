@@ -98,7 +98,7 @@ def test_moving_rows_by_matmuls_has_the_gradients_of_gathers() -> None:
         layer.spec = dataclasses.replace(spec, slots_by_matmul=by_matmul)
         graph, weights = nnx.split(layer)
         loss = jax.grad(lambda w, x: (nnx.merge(graph, w)(x, inputs()) ** 2).sum(), (0, 1))
-        return jax.tree.leaves(loss(weights, jnp.asarray(X)))
+        return jax.tree.leaves(jax.jit(loss)(weights, jnp.asarray(X)))
 
     for by_matmul, by_gather in zip(gradients(True), gradients(False), strict=True):
         assert_close_as_float32(by_matmul, by_gather, terms=F * D * S)

@@ -12,14 +12,15 @@ from mfu_jax.planning.targets import parse_target
 
 
 @pytest.mark.parametrize(
-    ("chips", "topology", "slices", "hardware", "devices"),
+    ("chips", "axis", "topology", "slices", "hardware", "devices"),
     [
-        ({"topology": "2xv6e-8"}, "v6e:2x4", 2, "tpu", 8),
-        ({"hardware": "h100", "devices": 16}, "1x2x8", 1, "gpu", 16),
+        ({"topology": "2xv6e-8"}, "dcn_data_parallelism=2", "v6e:2x4", 2, "tpu", 8),
+        ({"hardware": "h100", "devices": 16}, "dcn_fsdp_parallelism=1", "1x2x8", 1, "gpu", 16),
+        ({"hardware": "h100", "devices": 16}, "dcn_fsdp_parallelism=2", "1x2x8", 2, "gpu", 8),
     ],
 )
 def test_the_topology_and_the_devices_are_the_requests(
-    chips, topology, slices, hardware, devices, tmp_path, monkeypatch
+    chips, axis, topology, slices, hardware, devices, tmp_path, monkeypatch
 ):
     said = []
     table = SimpleNamespace(get_system_characteristics=None)
@@ -28,21 +29,26 @@ def test_the_topology_and_the_devices_are_the_requests(
     )
     packages = {"maxtext": ModuleType("maxtext"), "maxtext.trainers": ModuleType("trainers")}
     packages["maxtext"].__file__ = str(tmp_path / "__init__.py")
+    meshes = SimpleNamespace(create_hybrid_device_mesh=lambda **options: options)
+    packages["maxtext.utils.maxtext_utils"] = SimpleNamespace(mesh_utils=meshes)
     packages["maxtext.trainers.pre_train"] = SimpleNamespace(train_compile=stand_in)
     for name, package in packages.items():
         monkeypatch.setitem(sys.modules, name, package)
     monkeypatch.setattr(maxtext_step, "obey_parent", lambda: None)
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
-    config = {"arguments": ["model_name=llama3.1-8b"]}
+    config = {"arguments": ["model_name=llama3.1-8b", axis]}
     target = parse_target(**chips)
     asked = tmp_path / "request.json"
     asked.write_text(json.dumps(request_json(Request(module="", target=target, config=config))))
     maxtext_step.main([str(asked), str(tmp_path / "out.mfu")])
     assert said[2:] == [
         "model_name=llama3.1-8b",
+        axis,
         f"compile_topology={topology}",
         f"compile_topology_num_slices={slices}",
         f"hardware={hardware}",
     ]
     system = table.get_system_characteristics(topology)
     assert (system.platform, system.devices_per_slice) == ("tpu", devices)
+    of_hosts = {"process_is_granule": True} if (hardware, slices) == ("gpu", 2) else {}
+    assert meshes.create_hybrid_device_mesh() == of_hosts

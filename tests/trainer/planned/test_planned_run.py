@@ -118,6 +118,25 @@ def test_experts_have_slots_where_maxtexts_have(sparse, capacity, slots, lost):
     assert found.lost == lost
 
 
+@pytest.mark.parametrize(
+    ("hardware", "quantization", "capacity", "is_said"),
+    [
+        ({"hardware": "b200", "jax_devices": 64}, "fp8", 1.25, True),
+        ({"hardware": "b200", "jax_devices": 64}, "", 1.25, False),
+        ({"hardware": "b200", "jax_devices": 64}, "fp8", -1, False),
+        ({"hardware": "v6e", "device_type": "v6e-8"}, "int8", 1.25, False),
+    ],
+)
+def test_what_xla_makes_of_quantized_slots_on_gpus_is_said(
+    hardware, quantization, capacity, is_said
+):
+    pytest.importorskip("qwix")
+    flags = {"other_flags": {"capacity_factor": capacity}, "quantization": quantization}
+    run = {"model_name": "mixtral-8x7b", "per_device_batch_size": 1, "max_target_length": 4096}
+    lost = reference_keys(read_run({**run, **hardware, **flags})).lost
+    assert any("all-reduces" in one.setting for one in lost) == is_said
+
+
 def test_whole_experts_are_followed_where_each_device_gets_as_many():
     flags = {"fsdp_shard_on_exp": True, "mu_dtype": "bfloat16", "grad_dtype": "bfloat16"}
     run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "other_flags": flags}

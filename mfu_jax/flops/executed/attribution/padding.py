@@ -7,8 +7,8 @@ not need. Padding and cuts written by the user belong to the model.
 
 from __future__ import annotations
 
+import functools
 import math
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -17,17 +17,23 @@ from mfu_jax.flops.executed.attribution.partly_zero import Real, whole
 from mfu_jax.flops.executed.attribution.zeros import Zeros, group_share, is_written_by_user
 from mfu_jax.flops.executed.costs.types import MatmulCost
 from mfu_jax.flops.executed.formulas import textbook
-from mfu_jax.flops.executed.formulas.matmuls import CUDNN_CONVOLUTIONS, LIBRARY_DOTS, result_shape
-from mfu_jax.flops.executed.formulas.windows import parse_window
-from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.formulas.matmuls import (
+    CUDNN_CONVOLUTIONS,
+    LIBRARY_DOTS,
+    convolution_flops_of,
+    result_shape,
+)
+from mfu_jax.flops.executed.formulas.windows import common
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
+from mfu_jax.flops.executed.hlo.dimensions import dot_indices
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.executed.hlo.uses import Value, only_use
 from mfu_jax.flops.lengths import Lengths
 
-_MOST_PAIRS = 4_000_000  # of output and kernel positions that are checked one by one
-_LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)$")
 _ROLES = {"convolution": (0, 1, 2), **CUDNN_CONVOLUTIONS}
 _FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may need a part
-_SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
+_SAME_ELEMENTS = frozenset({"copy", "convert", "transpose", "all-reduce"})
 
 
 class Wasted(NamedTuple):
@@ -76,10 +82,11 @@ class WasteFinder:
         if target != "dot" and target not in _ROLES:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
+        shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
         frame = self.dataflow.frame_of(computation)
         arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
         arrays.append(self._read(computation, instruction))
-        return _difference(instruction, target, flops, arrays)
+        return _difference(instruction, target, flops, arrays, shapes)
 
     def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
         """FLOPs on columns of a singular factor that the primitive's own slice drops."""
@@ -94,8 +101,8 @@ class WasteFinder:
 
     def _is_cut(self, owner: HloComputation, value: HloInstruction) -> bool:
         """Whether a value's only reader is a slice that the user did not write."""
-        while (place := _only_user(self.dataflow.module, owner, value)) is not None:
-            owner, value = place
+        while use := only_use(self.dataflow.module, Value(owner, value)):
+            owner, value = use.computation, use.user
             if value.opcode == "slice":
                 return not is_written_by_user(value)
             if value.opcode not in _SAME_ELEMENTS and value.opcode != "bitcast":
@@ -105,18 +112,18 @@ class WasteFinder:
     def _read(self, computation: HloComputation, instruction: HloInstruction) -> Real:
         """The elements of a matmul's result that are read: all, unless its only user cuts it."""
         sizes = result_shape(instruction).dims
-        value, owner, is_moved = instruction, computation, False
-        while (place := _only_user(self.dataflow.module, owner, value)) is not None:
-            owner, user = place
+        value, is_moved = Value(computation, instruction), False
+        while use := only_use(self.dataflow.module, value):
+            user = use.user
             if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
                 return Real(sizes, user.kept_ranges())
             if user.opcode == "select":
-                share = self._kept(owner, user)
+                share = self._kept(use.computation, user)
                 return whole(sizes)._replace(share=share or Fraction(1))
             if user.opcode not in _SAME_ELEMENTS:
                 break
             is_moved |= user.opcode == "transpose"
-            value = user
+            value = Value(use.computation, user)
         return whole(sizes)
 
     def _kept(self, owner: HloComputation, select: HloInstruction) -> Fraction | None:
@@ -150,103 +157,29 @@ def _difference(
     target: str,
     flops: int,
     arrays: Sequence[Real],
+    shapes: Sequence[Shape],
 ) -> Wasted:
     """The part of `flops` outside `arrays`, the real parts of both operands and the result."""
     if all(array.is_all for array in arrays):
         return Wasted()
-    everything = [whole(array.sizes) for array in arrays]
-    needed, counted = (
-        _dot(instruction, reals) if target == "dot" else
-        _convolution(instruction, [reals[i] for i in _ROLES[target]])
-        for reals in (arrays, everything)
-    )  # fmt: skip
-    if needed is None or counted != flops:
-        return Wasted()
+    if target == "dot":
+        needed = _dot(instruction, arrays)
+        if _dot(instruction, [whole(array.sizes) for array in arrays]) != flops:
+            return Wasted()
+    else:
+        roles = _ROLES[target]
+        needed = convolution_flops_of(
+            instruction, [shapes[i] for i in roles], [arrays[i].dims for i in roles]
+        )
     needed = int(needed * min(array.unpadded for array in arrays))
     real = int(needed * min(array.share for array in arrays))
     return Wasted(flops - needed, needed - real)
 
 
-def _dot(instruction: HloInstruction, arrays: Sequence[Real]) -> int | None:
-    lhs, rhs, result = (array.dims for array in arrays)
-    batch, contracted = (
-        list(zip(_dims(instruction, f"lhs_{kind}"), _dims(instruction, f"rhs_{kind}"), strict=True))
-        for kind in ("batch", "contracting")
-    )
-    used = [{pair[side] for pair in (*batch, *contracted)} for side in (0, 1)]
-    operands = [[lhs[left], rhs[right]] for left, right in batch]
-    operands += [[r] for d, r in enumerate(lhs) if d not in used[0]]
-    operands += [[r] for d, r in enumerate(rhs) if d not in used[1]]
-    sizes = [_common([*of, out]) for of, out in zip(operands, result, strict=True)]
-    sizes += [_common([lhs[left], rhs[right]]) for left, right in contracted]
-    return 2 * math.prod(sizes)
-
-
-def _dims(instruction: HloInstruction, name: str) -> tuple[int, ...]:
-    """Dimensions of an operand, which a library call has in its config."""
-    if instruction.opcode == "dot":
-        return instruction.integers(f"{name}_dims")
-    listed = re.search(rf'"{name}_dimensions":\[([^]]*)\]', instruction.attribute("backend_config"))
-    return tuple(map(int, re.findall(r"\d+", listed[1]))) if listed else ()
-
-
-def _common(ranges: Sequence[range]) -> int:
-    """Number of positions that all ranges share."""
-    smallest = min(ranges, key=len)
-    others = [r for r in ranges if r != smallest]
-    return sum(all(p in r for r in others) for p in smallest) if others else len(smallest)
-
-
-def _convolution(instruction: HloInstruction, arrays: Sequence[Real]) -> int | None:
-    labels = _LABELS.match(instruction.attribute("dim_labels"))
-    if labels is None:
-        return None
-    base, kernel, output = (
-        dict(zip(names, array.dims, strict=True))
-        for names, array in zip(labels.groups(), arrays, strict=True)
-    )
-    groups = [instruction.integers(f"{kind}_group_count") for kind in ("feature", "batch")]
-    is_grouped = any(count and count[0] > 1 for count in groups)
-    inputs = [kernel["i"]] if is_grouped else [kernel["i"], base["f"]]
-    batch = [output["b"]] if is_grouped else [output["b"], base["b"]]
-    reversals = re.search(r"rhs_reversal=([\dx]+)", instruction.attribute("window"))
-    turned = reversals[1].split("x") if reversals else []
-    positions = 1
-    for i, window in enumerate(parse_window(instruction)):
-        taps, outs, real = kernel[str(i)], output[str(i)], base[str(i)]
-        if len(taps) * len(outs) > _MOST_PAIRS:
-            return None
-        if i < len(turned) and turned[i] == "1":
-            taps = range(window.size - 1 - taps[-1], window.size - taps[0], taps.step)
-        positions *= sum(
-            at % window.base_dilation == 0 and at // window.base_dilation in real
-            for out in outs
-            for tap in taps
-            for at in (out * window.stride + tap * window.window_dilation - window.pad_low,)
-        )
-    features = _common([kernel["o"], output["f"]])
-    return 2 * _common(batch) * features * _common(inputs) * positions
-
-
-def _only_user(
-    module: HloModule, owner: HloComputation, value: HloInstruction
-) -> tuple[HloComputation, HloInstruction] | None:
-    """The only instruction that uses a value, inside or outside fusions; None if not one."""
-    for _ in range(MAX_DEPTH):
-        if value is owner.root:
-            caller = module.caller(owner.name)
-            if caller is None or caller[1].opcode != "fusion":
-                return None
-            owner, value = caller
-            continue
-        users = owner.users.get(value.name, [])
-        if len(users) != 1:
-            return None
-        if users[0].opcode != "fusion":
-            return owner, users[0]
-        number = users[0].operands.index(value.name)
-        owner = module[users[0].callees[0]]
-        if number not in owner.parameters:
-            return None
-        value = owner.parameters[number]
-    return None
+def _dot(instruction: HloInstruction, arrays: Sequence[Real]) -> int:
+    needed = 2
+    for index in dot_indices(instruction, [len(array.dims) for array in arrays[:2]]):
+        pairs = zip(arrays, index, strict=True)
+        parts = [array.dims[dim] for array, dim in pairs if dim is not None]
+        needed *= len(functools.reduce(common, parts))
+    return needed

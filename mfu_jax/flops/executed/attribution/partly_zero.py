@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from mfu_jax.flops.executed.formulas.windows import common, mirrored, scaled
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 
 _LAYOUT = re.compile(r"\{([\d,]+)")
@@ -71,17 +72,9 @@ def _padded(dims: Sequence[range], pad: HloInstruction, source: HloInstruction) 
         pad.attribute("padding").split("x"), dims, pad.shape.dims, strict=True
     ):
         low, _, *interior = map(int, text.split("_"))
-        apart = 1 + (interior[0] if interior else 0)
-        start, stop = (low + apart * p for p in (positions.start, positions.stop - 1))
-        found.append(_within(range(start, stop + 1, apart * positions.step), size))
+        placed = scaled(positions, 1 + sum(interior), low)
+        found.append(common(placed, range(size)))  # negative padding cuts some off
     return found
-
-
-def _within(positions: range, size: int) -> range:
-    """The positions from 0 to `size`; negative padding cuts some off."""
-    first = max(0, -(positions.start // positions.step))
-    last = max(first, -((positions.start - size) // positions.step))
-    return positions[first:last]
 
 
 def _transposed(
@@ -95,8 +88,8 @@ def _reversed(
 ) -> Sequence[range]:
     turned = reverse.integers("dimensions")
     return [
-        range(size - 1 - r[-1], size - r[0], r.step) if i in turned and r else r
-        for i, (r, size) in enumerate(zip(dims, source.shape.dims, strict=True))
+        mirrored(positions, size) if d in turned else positions
+        for d, (positions, size) in enumerate(zip(dims, source.shape.dims, strict=True))
     ]
 
 
@@ -104,10 +97,8 @@ def _sliced(dims: Sequence[range], cut: HloInstruction, source: HloInstruction) 
     kept = cut.kept_ranges()
     if any(part.step != 1 for part in kept):
         return whole(cut.shape.dims).dims
-    return [
-        _within(range(r.start - part.start, r.stop - part.start, r.step), len(part))
-        for r, part in zip(dims, kept, strict=True)
-    ]
+    pairs = zip(dims, kept, strict=True)
+    return [scaled(common(positions, part), 1, -part.start) for positions, part in pairs]
 
 
 def _reshaped(

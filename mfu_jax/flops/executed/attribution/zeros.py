@@ -31,6 +31,7 @@ _USERS_CHOICE = ("select_n", "where")  # whose masked products belong to the mod
 _SAME_PLACES = SAME_VALUE - {"bitcast", "reshape"} | {"negate", "reduce-precision", "all-reduce"}
 # What these compute from elements beyond the end of an array is beyond the end of theirs.
 _KEEP_ENDS = ELEMENTWISE | TRANSCENDENTAL | {"concatenate", "dot", "pad"}
+_KEEP_ZEROS = frozenset({"select", "dynamic-slice", "multiply", *MOVES})
 _ZERO = re.compile(r"-?0(\.0*)?")
 
 
@@ -51,6 +52,7 @@ class Zeros:
         self.lengths = lengths
         self.literals = Literals(dataflow, lambda: None)
         self.is_sharded = dataflow.module.header_int("num_partitions") > 1
+        self.followed = _KEEP_ZEROS | _KEEP_ENDS if self.is_sharded else _KEEP_ZEROS
         self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
 
     def real_elements(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Real:
@@ -72,7 +74,7 @@ class Zeros:
     def _followed(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
         frame, made, path = self.dataflow.follow(frame, instruction, through=_SAME_PLACES)
         all_real = whole(instruction.shape.dims)
-        if path or made.shape.dims != instruction.shape.dims or not made.operands:
+        if path or made.opcode not in self.followed or made.shape.dims != instruction.shape.dims:
             return all_real
         if made is not instruction:
             return self.real_elements(frame, made, depth)
@@ -88,9 +90,7 @@ class Zeros:
             real = self.real_elements(frame, sources[0], depth)
             is_known = made.opcode == "pad" or not real.is_all
             return moved(real, made, sources[0]) if is_known else all_real
-        if made.opcode not in _KEEP_ENDS or not self.is_sharded:
-            return all_real
-        for side, source in enumerate(sources):
+        for side, source in enumerate(sources if self.is_sharded else ()):
             real = self.real_elements(frame, source, depth)
             if (axis := _following(made, sources, side, real.uneven)) is not None:
                 return all_real._replace(unpadded=real.unpadded, uneven=axis)

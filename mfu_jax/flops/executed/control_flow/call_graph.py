@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,14 +76,12 @@ class CallSites:
         decisions: their registers.
         fixed: what runs once in every environment.
         dependent: the other calls.
-        notes: for the reader of the count.
     """
 
     scalars: ScalarProgram | None = None
     decisions: tuple[int, ...] = ()
     fixed: tuple[Node, ...] = ()
     dependent: tuple[CallSite, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def needs(self) -> Collection[ParameterRef]:
@@ -281,7 +279,6 @@ class CallGraph:
         scalars: ScalarProgram | None = None
         fixed: list[Node] = []
         calls: list[CallSite] = []
-        notes: list[str] = []
         for call in self.calls[computation.name]:
             callees = call.callees
             if call.opcode not in _DECIDE and self.needing.isdisjoint(callees):
@@ -291,13 +288,11 @@ class CallGraph:
                 is_entry = computation is self.module.entry
                 scalars = ScalarProgram(self.evaluation, computation, is_entry=is_entry)
             calls.append(self._call_site(computation, scalars, call))
-            if call.opcode == "while":
-                notes += self._disagreement(computation, call)
         decisions: list[int] = []
         if scalars:
             reads = {register for site in calls for register in site.reads}
             decisions = [i for i in sorted(reads) if i and scalars.initial[i] is None]
-        return CallSites(scalars, tuple(decisions), tuple(fixed), tuple(calls), tuple(notes))
+        return CallSites(scalars, tuple(decisions), tuple(fixed), tuple(calls))
 
     def _call_site(
         self, computation: HloComputation, scalars: ScalarProgram, call: HloInstruction
@@ -337,15 +332,10 @@ class CallGraph:
             trips = self.given_trip_count(instruction)
             if trips is None:
                 trips = stated_trip_count(instruction)
-            self.loops[key] = self._followed(instruction, wanted, trips)
+            computations = (self.module[name] for name in instruction.loop_computations)
+            body, condition = (ScalarProgram(self.evaluation, item) for item in computations)
+            self.loops[key] = Loop(instruction, body, condition, wanted, trips)
         return self.loops[key]
-
-    def _followed(
-        self, instruction: HloInstruction, wanted: tuple[TuplePath, ...], trips: int | None
-    ) -> Loop:
-        computations = (self.module[name] for name in instruction.loop_computations)
-        body, condition = (ScalarProgram(self.evaluation, item) for item in computations)
-        return Loop(instruction, body, condition, wanted, trips)
 
     def branch(self, name: str, path: TuplePath) -> tuple[ScalarProgram, int]:
         """The program for a computation's result at `path`, and its register; made once."""
@@ -353,23 +343,6 @@ class CallGraph:
             branch = ScalarProgram(self.evaluation, self.module[name])
             self.branches[name, path] = (branch, branch.root(path))
         return self.branches[name, path]
-
-    def _disagreement(self, computation: HloComputation, call: HloInstruction) -> Iterator[str]:
-        """A note if the compiler's stated trip count differs from the proved one."""
-        stated = stated_trip_count(call)
-        if stated is None or self.given_trip_count(call) is not None:
-            return
-        loop = self._followed(call, (), None)
-        scalars = ScalarProgram(self.evaluation, computation)
-        state = computation.operand(call, 0)
-        starts = [scalars.register(state, path) for path in loop.paths]
-        proved = loop.count(tuple(scalars.initial[register] for register in starts))
-        if proved is not None and proved != stated:
-            where = call.op_name or call.name
-            yield (
-                f"while {where}: the compiler states {stated:,} iterations, its condition ends it "
-                f"after {proved:,}; the compiler's number is used"
-            )
 
 
 def _devices(module: HloModule) -> tuple[int, str]:

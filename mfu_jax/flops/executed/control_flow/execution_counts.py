@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Self
 
 from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.executed.control_flow.call_graph import (
-    NO_CALLS,
     CallGraph,
+    Instance,
     Node,
     ResolvedCall,
     name_of,
@@ -75,11 +75,8 @@ class ExecutionCounter:
         self.entry = order[-1]
         self.costs = costs
         self.flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in costs.items()}
-        # For computations that are reached and call others.
-        self.resolved: dict[str, dict[Node, Sequence[ResolvedCall]]] = {}
-        self.entries: Counter[Node] = Counter()
-        self.totals: dict[Node, int] = {}
-        self.least: dict[Node, int] = {}
+        self.resolved: dict[Node, Sequence[ResolvedCall]] = {}
+        self.totals: dict[Node, tuple[int, int]] = {}
         self.times: dict[str, Number] = defaultdict(int)
         self.once: dict[str, int] = defaultdict(int)
         self.untaken: dict[str, int] = defaultdict(int)
@@ -91,100 +88,75 @@ class ExecutionCounter:
         """Fills the attributes."""
         for name in self.order:
             self.graph.add(name)
-        self.entries = self.graph.entries()
-        self._resolve()
-        for name in self.order:
-            self._add_totals(name)
-        self._run()
-        if len(self.entries) > 1:
-            self._average(self.entries.total())
+        entries = self.graph.entries()
+        self._run(entries)
+        if len(entries) > 1:
+            self._average(entries)
         self._run_once()
 
-    def _resolve(self) -> None:
-        self._reach(self.entries)
-        for name in reversed(self.order):
-            sites = self.sites[name]
-            nodes = self.resolved.get(name)
-            if not nodes:
-                continue
-            for node in nodes if sites.scalars else ():
-                values = sites.scalars.initial.copy() if sites.scalars else []
-                environment = () if isinstance(node, str) else node.environment
-                device = None if isinstance(node, str) else node.device
-                for register, value in zip(sites.decisions, environment, strict=True):
-                    values[register] = value
-                nodes[node] = calls = [s.resolve(values, device) for s in sites.dependent]
-                for call in calls:
-                    self._reach(callee for callee, _ in call.callees)
-            self._reach(sites.fixed)
+    def _calls(self, node: Node) -> Sequence[ResolvedCall]:
+        """What a computation in an environment runs that depends on it."""
+        sites = self.sites[name_of(node)]
+        if not sites.scalars:
+            return ()
+        if node not in self.resolved:
+            values = sites.scalars.initial.copy()
+            _, environment, device = node if isinstance(node, Instance) else Instance(node, ())
+            for register, value in zip(sites.decisions, environment, strict=True):
+                values[register] = value
+            self.resolved[node] = [site.resolve(values, device) for site in sites.dependent]
+        return self.resolved[node]
 
-    def _reach(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            name = name_of(node)
-            if self.sites[name] is not NO_CALLS:
-                self.resolved.setdefault(name, {}).setdefault(node, ())
+    def _total(self, node: Node) -> tuple[int, int]:
+        """FLOPs of one run of a computation, callees included.
 
-    def _add_totals(self, name: str) -> None:
-        """Adds the FLOPs of one run of a computation in each environment, callees included.
-
-        Both the most and the least, since it may be unknown which branch runs.
+        The least and the most, since it may be unknown which branch runs.
         """
-        if self.sites[name] is NO_CALLS:
-            self.totals[name] = self.least[name] = self.flops[name]
-            return
-        fixed = self.sites[name].fixed
-        nodes = self.resolved.get(name, {})
-        for totals, chosen in ((self.totals, max), (self.least, min)):
-            always = self.flops[name]
-            if fixed and nodes:
-                always += sum([totals[callee] for callee in fixed])
-            for node, calls in nodes.items():
-                totals[node] = always
-                for call in calls:
-                    called = [totals[callee] * times for callee, times in call.callees]
-                    totals[node] += chosen(called) if call.is_choice else sum(called)
+        if node not in self.totals:
+            name = name_of(node)
+            parts = [(self.flops[name],) * 2, *map(self._total, self.sites[name].fixed)]
+            for call in self._calls(node):
+                ways = [[n * times for n in self._total(callee)] for callee, times in call.callees]
+                least, most = zip(*ways, strict=True)
+                parts.append((min(least), max(most)) if call.is_choice else (sum(least), sum(most)))
+            self.totals[node] = sum(least for least, _ in parts), sum(most for _, most in parts)
+        return self.totals[node]
 
     # Runs, from callers to callees
 
-    def _run(self) -> None:
-        times: dict[Node, int] = defaultdict(int, self.entries)
-        untaken: dict[Node, int] = defaultdict(int)
+    def _run(self, entries: Counter[Node]) -> None:
+        # By computation, its nodes with their runs, and those in branches that are not counted.
+        due: dict[str, dict[Node, tuple[int, int]]] = defaultdict(dict)
+        called: list[tuple[ResolvedCall, int, int]] = []
+
+        def add(node: Node, runs: int, not_run: int) -> None:
+            nodes = due[name_of(node)]
+            before = nodes.get(node, (0, 0))
+            nodes[node] = before[0] + runs, before[1] + not_run
+
+        for node, devices in entries.items():
+            add(node, devices, 0)
         for name in reversed(self.order):
-            sites = self.sites[name]
-            if sites is NO_CALLS:
-                of_all = times.get(name, 0)
-                if name in untaken:
-                    self.untaken[name] += untaken[name]
-            else:
-                of_all = self._run_calls(name, times, untaken)
-            for callee in sites.fixed:
-                times[callee] += of_all
-                untaken[callee] += self.untaken[name]
-            if of_all and sites.notes:
-                self.choices.update(dict.fromkeys(sites.notes, of_all))
-            if of_all:
-                self.times[name] = of_all
+            for node, (runs, not_run) in due.pop(name, {}).items():
+                if runs:
+                    self.times[name] += runs
+                self.untaken[name] += not_run
+                for callee in self.sites[name].fixed:
+                    add(callee, runs, not_run)
+                for call in self._calls(node):
+                    called.append((call, runs, not_run))
+                    taken = self._taken(call)
+                    for callee, factor in call.callees:
+                        if callee == taken or not call.is_choice:
+                            add(callee, runs * factor, not_run * factor)
+                        else:
+                            add(callee, 0, (runs + not_run) * factor)
+        for call, runs, not_run in called:
+            self._note(call, runs, not_run)
 
-    def _run_calls(self, name: str, times: dict[Node, int], untaken: dict[Node, int]) -> int:
-        """Adds the runs of a computation's callees; returns its own."""
-        of_all = 0
-        for node, calls in self.resolved.get(name, {}).items():
-            runs, not_run = times[node], untaken[node]
-            of_all += runs
-            self.untaken[name] += not_run
-            for call in calls:
-                self._note(call, runs, not_run)
-                taken = self._taken(call)
-                for callee, factor in call.callees:
-                    if callee == taken or not call.is_choice:
-                        times[callee] += runs * factor
-                        untaken[callee] += not_run * factor
-                    else:
-                        untaken[callee] += (runs + not_run) * factor
-        return of_all
-
-    def _average(self, devices: int) -> None:
+    def _average(self, entries: Counter[Node]) -> None:
         """Divides the runs by the number of devices; those listed as unknown are rounded up."""
+        devices = entries.total()
         for name, runs in self.times.items():
             self.times[name] = integral(Fraction(runs, devices))
         for name, not_run in self.untaken.items():
@@ -193,13 +165,13 @@ class ExecutionCounter:
             self.unknown_loops[number] = instruction, reason, -(-runs // devices)
         for text, runs in self.choices.items():
             self.choices[text] = -(-runs // devices)
-        totals = [self.totals[node] for node in self.entries]
+        totals = [self._total(node)[1] for node in entries]
         if len(set(totals)) > 1:
             text = (
                 f"devices run different branches or loops, {min(totals):,} to {max(totals):,} "
                 f"FLOPs; counted as the mean of {devices} devices"
             )
-            whole = sum(self.totals[node] * n for node, n in self.entries.items())
+            whole = sum(total * n for total, n in zip(totals, entries.values(), strict=True))
             if whole % devices:
                 text += f", rounded down: {whole:,} in all"
             self.choices[text] += 1
@@ -211,8 +183,9 @@ class ExecutionCounter:
         """
         if not call.is_choice:
             return None
-        most = max(self.totals[callee] for callee, _ in call.callees)
-        dearest = [callee for callee, _ in call.callees if self.totals[callee] == most]
+        totals = [self._total(callee)[1] for callee, _ in call.callees]
+        most = max(totals)
+        dearest = [callee for (callee, _), n in zip(call.callees, totals, strict=True) if n == most]
         return dearest[0] if len(dearest) == 1 or not most else max(dearest, key=self._bits)
 
     def _bits(self, node: Node) -> int:
@@ -227,7 +200,7 @@ class ExecutionCounter:
         for matmul in self.costs[name].matmuls:
             kinds[WorkKind.of(matmul)] += matmul.flops
         callees = [(callee, 1) for callee in self.sites[name].fixed]
-        for call in self.resolved.get(name, {}).get(node, ()):
+        for call in self._calls(node):
             taken = self._taken(call)
             callees += [each for each in call.callees if taken in (None, each[0])]
         for callee, times in callees:
@@ -243,7 +216,7 @@ class ExecutionCounter:
             self.unknown_loops[id(instruction)] = (instruction, reason, before + runs + not_run)
         if not call.is_choice or not runs + not_run:
             return
-        flops = [(self.least[callee], self.totals[callee]) for callee, _ in call.callees]
+        flops = [self._total(callee) for callee, _ in call.callees]
         where = instruction.op_name or instruction.name
         on = f"which one runs depends on data{self.graph.evaluation.doubts()}"
         if len({n for both in flops for n in both}) > 1:

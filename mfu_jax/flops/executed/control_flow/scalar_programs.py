@@ -25,6 +25,7 @@ from mfu_jax.flops.executed.hlo.value_refs import (
     UnknownValueError,
     ValueRef,
 )
+from mfu_jax.flops.executed.integers.arithmetic import LAZY
 from mfu_jax.flops.executed.integers.arrays import keeps_order
 from mfu_jax.flops.executed.integers.by_device import on_each, on_each_choice
 from mfu_jax.flops.executed.integers.collective_eval import COLLECTIVES, compile_collective
@@ -41,7 +42,7 @@ _MAX_NESTING = 30  # of loops and conditionals
 _SAME_VALUE = frozenset(
     "copy reshape opt-barrier optimization-barrier domain add-dependency".split()
 )
-_LAZY = frozenset("and or multiply select while conditional".split())  # not all operands needed
+_LAZY = LAZY | {"while", "conditional"}  # not all operands needed
 
 
 class RegisterStep(NamedTuple):

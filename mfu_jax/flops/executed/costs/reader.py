@@ -24,7 +24,7 @@ from mfu_jax.flops.executed.costs.types import (
     unaccounted,
 )
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
-from mfu_jax.flops.executed.formulas.factorizations import FACTORIZATIONS, Iterations
+from mfu_jax.flops.executed.formulas.factorizations import Iterations, fft_flops
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.formulas.tiles import TritonTiles
 from mfu_jax.flops.executed.formulas.tpu_factorizations import FactorizationPart, TpuFactorizations
@@ -201,12 +201,10 @@ class CostReader:
         collective = read_collective(self.module, computation, instruction, op_name)
         return InstructionCost(collective=collective)
 
-    def _factorization(
-        self, computation: HloComputation, instruction: HloInstruction
-    ) -> InstructionCost:
-        flops = FACTORIZATIONS[instruction.opcode.removesuffix("-start")](computation, instruction)
+    def _fft(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         dtype = computation.operand(instruction, 0).shape.dtype
-        return InstructionCost(MatmulCost(instruction, flops, dtype, kernel=instruction.opcode))
+        flops = fft_flops(computation, instruction)
+        return InstructionCost(MatmulCost(instruction, flops, dtype, kernel="fft"))
 
     def _tpu_factorization(
         self, computation: HloComputation, instruction: HloInstruction, part: FactorizationPart
@@ -249,7 +247,7 @@ _OF_OPCODES: dict[str, _CostRule] = {
     **dict.fromkeys(MATMULS, CostReader._matmul),
     **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),
-    **dict.fromkeys(FACTORIZATIONS, CostReader._factorization),
+    "fft": CostReader._fft,
     "custom-call": CostReader._kernel,
 }
 _RULES = _OF_OPCODES | {f"{opcode}-start": rule for opcode, rule in _OF_OPCODES.items()}

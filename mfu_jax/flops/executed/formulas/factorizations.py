@@ -1,4 +1,4 @@
-"""Factorisations, solves and transforms that are HLO instructions or loops, by textbook formulas.
+"""Fourier transforms, which are HLO instructions, and decompositions that are loops, by textbook.
 
 The loops are decompositions that a TPU program iterates until they converge: `svd`, `eigh` beyond
 256 rows. The number of iterations depends on data. As everywhere else, each decomposition is
@@ -9,7 +9,7 @@ writes them as separate functions, whose names appear in every op_name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.formulas import textbook
@@ -20,39 +20,13 @@ _EIGH = "jit(_eigh_work)"
 _SVD = "jit(_svd_tall_and_square_input)"  # part of svd
 
 
-def _side(instruction: HloInstruction, shape: Shape) -> int:
-    if len(shape.dims) < 2:
-        raise instruction.error(f"operand {shape} that is no matrix")
-    return shape.dims[-1]
-
-
-def _cholesky(computation: HloComputation, instruction: HloInstruction) -> int:
-    shape = computation.operand(instruction, 0).shape
-    flops = math.prod(shape.dims[:-2]) * textbook.cholesky(_side(instruction, shape))
-    return textbook.real_products(shape.dtype) * flops
-
-
-def _triangular_solve(computation: HloComputation, instruction: HloInstruction) -> int:
-    shape, sides = (computation.operand(instruction, i).shape for i in (0, 1))
-    n = _side(instruction, shape)
-    flops = textbook.triangular_solve(n, sides.size // max(1, n))
-    return textbook.real_products(shape.dtype) * flops
-
-
-def _fft(computation: HloComputation, instruction: HloInstruction) -> int:
+def fft_flops(computation: HloComputation, instruction: HloInstruction) -> int:
     """Per signal: the longer side of a real transform has all its points."""
     points = math.prod(instruction.integers("fft_length"))
     operand, result = computation.operand(instruction, 0).shape, instruction.shape
     is_real = not (operand.dtype.startswith("c") and result.dtype.startswith("c"))
     signal = operand if not operand.dtype.startswith("c") else result
     return signal.size // max(1, points) * textbook.fft(max(1, points), is_real=is_real)
-
-
-FACTORIZATIONS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
-    "cholesky": _cholesky,
-    "triangular-solve": _triangular_solve,
-    "fft": _fft,
-}
 
 
 class Iterated(NamedTuple):

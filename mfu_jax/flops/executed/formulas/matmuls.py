@@ -8,11 +8,14 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from mfu_jax.flops.executed.formulas.windows import read_window
+from mfu_jax.flops.executed.formulas.windows import common, read_window
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape, dtype_bits
+
+Positions = tuple[range, ...]
+"""Positions in each dimension of an array."""
 
 
 def result_shape(instruction: HloInstruction) -> Shape:
@@ -56,11 +59,13 @@ def convolution_flops(computation: HloComputation, instruction: HloInstruction) 
     TPU programs write matmuls this way, with batch dimensions as dilated windows.
     """
     base, kernel = (computation.operand(instruction, i).shape for i in (0, 1))
-    return convolution_flops_of(instruction, base, kernel, result_shape(instruction))
+    return convolution_flops_of(instruction, (base, kernel, result_shape(instruction)))
 
 
 def convolution_flops_of(
-    instruction: HloInstruction, base: Shape, kernel: Shape, output: Shape
+    instruction: HloInstruction,
+    shapes: Sequence[Shape],
+    real: Sequence[Positions] | None = None,
 ) -> int:
     """2 · batch · output features · input features per group · real positions.
 
@@ -69,63 +74,53 @@ def convolution_flops_of(
 
     Args:
         instruction: has `window` and `dim_labels` of the forward convolution.
-        base: the input's shape.
-        kernel: the kernel's shape.
-        output: the result's shape.
+        shapes: of the input, the kernel and the result.
+        real: the positions of each that count; all if not given.
     """
     window, labels = instruction.attribute("window"), instruction.attribute("dim_labels")
+    groups = [instruction.integers(f"{kind}_group_count") for kind in ("feature", "batch")]
+    is_grouped = any(count and count[0] > 1 for count in groups)
+    real = tuple(real or (tuple(map(range, shape.dims)) for shape in shapes))
     try:
-        return _convolution_flops(window, labels, base, kernel, output)
+        return _convolution_flops(window, labels, tuple(shapes), real, is_grouped)
     except ValueError as error:
         raise instruction.error(str(error)) from None
 
 
 @functools.lru_cache(maxsize=4096)  # layers repeat their convolutions
 def _convolution_flops(
-    window_text: str, labels: str, base: Shape, kernel: Shape, output: Shape
+    window_text: str,
+    labels: str,
+    shapes: tuple[Shape, ...],
+    real: tuple[Positions, ...],
+    is_grouped: bool,
 ) -> int:
     match = re.fullmatch(r"([\w?]+)_([\w?]+)->([\w?]+)", labels)
     if not match:
         raise ValueError("convolution without dim_labels")
-    base_labels, kernel_labels, output_labels = match.groups()
-    for text, shape in ((base_labels, base), (kernel_labels, kernel), (output_labels, output)):
+    for text, shape in zip(match.groups(), shapes, strict=True):
         if len(text) != len(shape.dims):
             raise ValueError(f"dim_labels do not fit the shape {shape}")
+    base, kernel, output = (
+        dict(zip(text, dims, strict=True)) for text, dims in zip(match.groups(), real, strict=True)
+    )
     positions = 1
     for i, window in enumerate(read_window(window_text)):
         label = str(i)
-        if not all(label in t for t in (base_labels, kernel_labels, output_labels)):
+        if not all(label in dims for dims in (base, kernel, output)):
             raise ValueError(f"dim_labels without spatial dimension {label}")
         if window.stride <= 0 or window.base_dilation <= 0 or window.window_dilation <= 0:
             raise ValueError("window stride or dilation below 1")
-        if window.size > max(1, kernel.size):
+        if window.size > max(1, shapes[1].size):
             raise ValueError("window larger than the kernel")
-        positions *= window.real_positions(
-            base.dims[base_labels.index(label)], output.dims[output_labels.index(label)]
-        )
-    if not ("b" in output_labels and "f" in output_labels and "i" in kernel_labels):
+        positions *= window.real_positions(base[label], output[label], kernel[label])
+    if not ({"b", "f"} <= base.keys() & output.keys() and {"i", "o"} <= kernel.keys()):
         raise ValueError("dim_labels without batch or feature dimension")
-    # The kernel's i dimension is input features / feature groups, the output's batch is the
-    # input's batch / batch groups.
-    batch = output.dims[output_labels.index("b")]
-    features = output.dims[output_labels.index("f")]
-    inputs = kernel.dims[kernel_labels.index("i")]
-    return flops_per_multiply_add(output.dtype) * batch * features * inputs * positions
-
-
-def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``ragged-dot``: each row of the ragged dimension is multiplied by one group's weights.
-
-    If the contracted dimension is the ragged one, the result has one matrix per group, each
-    contracted over the rows of its group only.
-    """
-    dense = dot_flops(computation, instruction)
-    ragged = set(instruction.integers("lhs_ragged_dims"))
-    if not ragged & set(instruction.integers("lhs_contracting_dims")):
-        return dense
-    sizes = computation.operand(instruction, 2).shape
-    groups = sizes.dims[-1] if sizes.dims else 1
-    return dense // max(1, groups)
+    batch, features, inputs = output["b"], common(output["f"], kernel["o"]), kernel["i"]
+    if not is_grouped:  # else it is a group's part of the input's batch, or of its features
+        batch, inputs = common(batch, base["b"]), common(inputs, base["f"])
+    pairs = len(batch) * len(features) * len(inputs) * positions
+    return flops_per_multiply_add(shapes[2].dtype) * pairs
 
 
 LIBRARY_DOTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
@@ -142,7 +137,6 @@ CUDNN_CONVOLUTIONS = {
 MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
     "dot": dot_flops,
     "scaled-dot": dot_flops,
-    "ragged-dot": ragged_dot_flops,
     "convolution": convolution_flops,
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add, result_shape
 from mfu_jax.flops.executed.formulas.windows import WindowDimension, parse_window
+from mfu_jax.flops.executed.hlo.dimensions import dot_indices
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape
 
@@ -63,9 +64,8 @@ class TritonTiles:
         if fusion is None:
             return 0
         config = _of(fusion.backend_config, "fusion_backend_config")
-        result, contracted = result_shape(dot), _contracted(computation, dot)
+        result, (m, n, contracted) = result_shape(dot), _sizes(computation, dot)
         if gemm := _of(config, "triton_gemm_config"):
-            m, n = _rows_and_columns(computation, dot)
             tiles = _integers([gemm.get(f"block_{axis}") for axis in "mnk"])
             if len(tiles) != 3 or not result.size:
                 return 0
@@ -112,22 +112,13 @@ def _integers(values: Any) -> list[int]:
     return [int(text) for text in texts] if all(t.isdecimal() and int(t) for t in texts) else []
 
 
-def _contracted(computation: HloComputation, dot: HloInstruction) -> list[int]:
-    dims = computation.operand(dot, 0).shape.dims
-    return [dims[d] for d in dot.integers("lhs_contracting_dims")]
-
-
-def _rows_and_columns(computation: HloComputation, dot: HloInstruction) -> tuple[int, int]:
-    """m and n of a dot."""
-    free = []
-    for side, operand in enumerate(("lhs", "rhs")):
-        used = {
-            *dot.integers(f"{operand}_contracting_dims"),
-            *dot.integers(f"{operand}_batch_dims"),
-        }
-        dims = computation.operand(dot, side).shape.dims
-        free.append(math.prod(size for d, size in enumerate(dims) if d not in used))
-    return free[0], free[1]
+def _sizes(computation: HloComputation, dot: HloInstruction) -> tuple[int, int, list[int]]:
+    """m and n of a dot, and the sizes of its contracted dimensions."""
+    lhs, rhs = (computation.operand(dot, i).shape.dims for i in (0, 1))
+    indices = dot_indices(dot, (len(lhs), len(rhs)))
+    m = math.prod(lhs[i.lhs] for i in indices if i.lhs is not None and i.rhs is None)
+    n = math.prod(rhs[i.rhs] for i in indices if i.rhs is not None and i.lhs is None)
+    return m, n, [lhs[i.lhs] for i in indices if i.lhs is not None and i.result is None]
 
 
 def pairs_in_blocks(queries: int, keys: int, left: int, right: int) -> int:

@@ -19,38 +19,65 @@ class WindowDimension:
     pad_low: int = 0
     base_dilation: int = 1
     window_dilation: int = 1
+    is_reversed: bool = False
 
-    def real_positions(self, base: int, output: int) -> int:
+    def real_positions(self, base: range, output: range, kernel: range) -> int:
         """Pairs of output and kernel positions that read an element, not padding or a hole.
 
-        The kernel's k-th element reads input position ``o·stride + k·window_dilation − pad_low``
-        of the dilated base, whose real elements are the multiples of `base_dilation` below
-        ``(base − 1)·base_dilation + 1``. Counted in O(size), with one congruence per k.
+        The window's k-th element reads input position ``o·stride + k·window_dilation − pad_low``
+        of the dilated base, whose real elements are multiples of `base_dilation`.
+
+        Args:
+            base: the input's positions that are not zero; the others need not be.
+            output: the result's positions.
+            kernel: the kernel's.
         """
-        if base <= 0 or output <= 0:
-            return 0
-        last = (base - 1) * self.base_dilation
-        stride, dilation = self.stride, self.base_dilation
-        common = math.gcd(stride, dilation)
-        period = dilation // common  # in o
-        inverse = pow(stride // common, -1, period) if period > 1 else 0
-        total = 0
-        for k in range(self.size):
-            offset = k * self.window_dilation - self.pad_low
-            if offset % common:
-                continue  # this kernel element reads only holes
-            first = max(0, -(offset // stride))  # the first o with o·stride + offset ≥ 0
-            end = min(output - 1, (last - offset) // stride)
-            if end < first:
-                continue
-            phase = (-offset // common) * inverse % period if period > 1 else 0
-            start = first + (phase - first) % period
-            if start <= end:
-                total += (end - start) // period + 1
-        return total
+        kernel = mirrored(kernel, self.size) if self.is_reversed else kernel
+        elements = scaled(base, self.base_dilation)
+        offsets = (k * self.window_dilation - self.pad_low for k in kernel)
+        return sum(len(common(scaled(output, self.stride, o), elements)) for o in offsets)
 
 
-_WINDOW_PART = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([\dx_\-]+)")
+def scaled(positions: range, by: int, offset: int = 0) -> range:
+    """Each position times `by`, plus `offset`."""
+    start, end = (position * by + offset for position in (positions.start, positions.stop - 1))
+    return range(start, end + 1, positions.step * by)
+
+
+def mirrored(positions: range, size: int) -> range:
+    """The positions counted from the other end."""
+    if not positions:
+        return positions
+    return range(size - 1 - positions[-1], size - positions[0], positions.step)
+
+
+def common(one: range, other: range) -> range:
+    """The numbers that are in both ranges, whose steps are positive.
+
+    >>> common(range(1, 20, 4), range(0, 18, 3))
+    range(9, 18, 12)
+    """
+    divisor = math.gcd(one.step, other.step)
+    apart, rest = divmod(other.start - one.start, divisor)
+    if rest:
+        return range(0)
+    period = other.step // divisor
+    first = one.start + one.step * (apart * pow(one.step // divisor, -1, period) % period)
+    step = one.step * period
+    first += -(-(max(one.start, other.start) - first) // step) * step
+    return range(first, min(one.stop, other.stop), step)
+
+
+# Parts of a window's text, and what they are for each dimension if they are left out.
+_DEFAULTS = {
+    "size": "1",
+    "stride": "1",
+    "pad": "0_0",
+    "lhs_dilate": "1",
+    "rhs_dilate": "1",
+    "rhs_reversal": "0",
+}
+_WINDOW_PART = re.compile(rf"({'|'.join(_DEFAULTS)})=([\dx_\-]+)")
 
 
 def parse_window(instruction: HloInstruction) -> tuple[WindowDimension, ...]:
@@ -65,22 +92,22 @@ def parse_window(instruction: HloInstruction) -> tuple[WindowDimension, ...]:
 def read_window(text: str) -> tuple[WindowDimension, ...]:
     """As `parse_window`, from the attribute's text; raises ValueError."""
     parts = dict(_WINDOW_PART.findall(text))
+    count = parts["size"].count("x") + 1 if "size" in parts else 0
+    columns = (
+        parts[key].split("x") if key in parts else [default] * count
+        for key, default in _DEFAULTS.items()
+    )
     try:
-        sizes = [int(v) for v in parts["size"].split("x")] if "size" in parts else []
-        pads = parts["pad"].split("x") if "pad" in parts else ["0_0"] * len(sizes)
-        strides, base, window = (
-            [int(v) for v in parts[key].split("x")] if key in parts else [1] * len(sizes)
-            for key in ("stride", "lhs_dilate", "rhs_dilate")
-        )
         return tuple(
             WindowDimension(
-                size=size,
-                stride=stride,
+                size=int(size),
+                stride=int(stride),
                 pad_low=_low(pad),
-                base_dilation=lhs,
-                window_dilation=rhs,
+                base_dilation=int(lhs),
+                window_dilation=int(rhs),
+                is_reversed=turned == "1",
             )
-            for size, stride, pad, lhs, rhs in zip(sizes, strides, pads, base, window, strict=True)
+            for size, stride, pad, lhs, rhs, turned in zip(*columns, strict=True)
         )
     except ValueError:
         raise ValueError("window that cannot be read") from None

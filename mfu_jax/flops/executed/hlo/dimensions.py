@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.module import HloInstruction
+
+
+class DotIndex(NamedTuple):
+    """One of the indices that a dot runs over: its dimension in each array, None where it is not.
+
+    A batch dimension is in all three, a contracted one not in the result.
+    """
+
+    lhs: int | None
+    rhs: int | None
+    result: int | None
+
+
+def dot_indices(dot: HloInstruction, ranks: Sequence[int]) -> list[DotIndex]:
+    """The indices of a dot or a library's matmul, those of the result's dimensions first.
+
+    Args:
+        dot: the instruction.
+        ranks: how many dimensions the left and the right operand have.
+    """
+    batch, contracted = (
+        [_dims(dot, f"{side}_{kind}") for side in ("lhs", "rhs")]
+        for kind in ("batch", "contracting")
+    )
+    left, right = (
+        [d for d in range(rank) if d not in (*batch[side], *contracted[side])]
+        for side, rank in enumerate(ranks)
+    )
+    made = [*zip(*batch, strict=False), *((d, None) for d in left), *((None, d) for d in right)]
+    found = [DotIndex(lhs, rhs, number) for number, (lhs, rhs) in enumerate(made)]
+    return found + [DotIndex(lhs, rhs, None) for lhs, rhs in zip(*contracted, strict=False)]
+
+
+def _dims(dot: HloInstruction, name: str) -> tuple[int, ...]:
+    """Dimensions of an operand, which a library call has in its config."""
+    if not dot.opcode.startswith("custom-call"):
+        return dot.integers(f"{name}_dims")
+    listed = re.search(rf'"{name}_dimensions":\[([^]]*)\]', dot.attribute("backend_config"))
+    return tuple(map(int, re.findall(r"\d+", listed[1]))) if listed else ()
 
 
 def origins(
@@ -22,14 +63,9 @@ def origins(
     if opcode == "reduce":
         return [(0, dim) for dim in range(rank) if dim not in named]
     if opcode == "dot":
-        batch = [instruction.integers(f"{side}_batch_dims") for side in ("lhs", "rhs")]
-        summed = [instruction.integers(f"{side}_contracting_dims") for side in ("lhs", "rhs")]
-        return [(0, dim) for dim in batch[0]] + [
-            (side, dim)
-            for side, shape in enumerate(shapes)
-            for dim in range(len(shape))
-            if dim not in (*batch[side], *summed[side])
-        ]
+        indices = dot_indices(instruction, [len(shape) for shape in shapes])
+        made = [(i.lhs, i.rhs or 0) for i in indices if i.result is not None]
+        return [(1, right) if left is None else (0, left) for left, right in made]
     if opcode == "convolution":  # a matmul as TPUs write it: batch, positions, features
         labels = instruction.attribute("dim_labels").replace("->", "_").split("_")
         places = [

@@ -124,29 +124,29 @@ BITWISE: dict[str, Callable[[str], Callable[..., int]]] = {
 # Elementwise instructions that may not need all of their operands
 
 
-def _absorbing(function: Callable[[int, int], int], absorber: int | None, wrap: Wrap) -> Compute:
-    """A function whose result is `absorber` as soon as one operand is."""
-    plain = elementwise(function, wrap)
+_ABSORBED: dict[str, tuple[Callable[[int, int], int], int]] = {
+    "and": (operator.and_, 0),
+    "multiply": (operator.mul, 0),
+    "or": (operator.or_, 1),
+}
+"""Functions that have a result as soon as one operand of one element has it."""
+LAZY = frozenset({*_ABSORBED, "select"})
+
+
+def lazy(opcode: str, shape: Shape) -> Compute:
+    """The function of an instruction of `LAZY`."""
+    if opcode == "select":
+        return _select(shape)
+    function, absorber = _ABSORBED[opcode]
+    is_absorbed = shape.size == 1 and (opcode != "or" or shape.dtype == "pred")
+    plain = elementwise(function, wrap_of(shape.dtype))
 
     def compute(values: Sequence[Value]) -> Value:
         if None in values:
-            return absorber if absorber is not None and absorber in values else None
+            return absorber if is_absorbed and absorber in values else None
         return plain(values)
 
     return compute
-
-
-def _and(shape: Shape) -> Compute:
-    return _absorbing(operator.and_, 0 if shape.size == 1 else None, wrap_of(shape.dtype))
-
-
-def _multiply(shape: Shape) -> Compute:
-    return _absorbing(operator.mul, 0 if shape.size == 1 else None, wrap_of(shape.dtype))
-
-
-def _or(shape: Shape) -> Compute:
-    is_scalar_pred = shape.size == 1 and shape.dtype == "pred"
-    return _absorbing(operator.or_, 1 if is_scalar_pred else None, wrap_of(shape.dtype))
 
 
 def _select(shape: Shape) -> Compute:
@@ -159,11 +159,3 @@ def _select(shape: Shape) -> Compute:
         return plain(values)
 
     return compute
-
-
-LAZY: dict[str, Callable[[Shape], Compute]] = {
-    "and": _and,
-    "multiply": _multiply,
-    "or": _or,
-    "select": _select,
-}

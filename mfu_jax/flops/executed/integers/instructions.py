@@ -13,6 +13,7 @@ from mfu_jax.flops.executed.integers.arithmetic import (
     LAZY,
     RELATIONS,
     elementwise,
+    lazy,
 )
 from mfu_jax.flops.executed.integers.arrays import LAYOUTS, reduction
 from mfu_jax.flops.executed.integers.values import (
@@ -82,7 +83,7 @@ def _compile(
     if opcode in BITWISE:
         return elementwise(BITWISE[opcode](shape.dtype), wrap_of(shape.dtype))
     if opcode in LAZY:
-        return LAZY[opcode](shape)
+        return lazy(opcode, shape)
     if opcode == "compare":
         relation = RELATIONS.get(instruction.attribute("direction"))
         return relation and elementwise(relation, int)

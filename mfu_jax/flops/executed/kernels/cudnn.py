@@ -131,7 +131,7 @@ def _convolution(call: KernelCall) -> KernelCost:
     arrays = (call.operand(0), call.operand(1), result_shape(call.instruction))
     roles = CUDNN_CONVOLUTIONS.get(call.target, (0, 1, 2))
     ordered = [arrays[i] for i in roles]
-    flops = convolution_flops_of(call.instruction, *ordered)
+    flops = convolution_flops_of(call.instruction, ordered)
     kind = call.target.removeprefix("__cudnn$conv")
     beyond = beyond_convolution(call.instruction, kind, ordered, flops)
     return KernelCost(flops=flops, seen_by_xla=flops, beyond=beyond)

@@ -90,10 +90,10 @@ def _read_module(module: Any) -> KernelBody:
         raise UnknownBodyError(f"a Mosaic GPU kernel with {x} threads, which are no whole warps")
     return reader.body(
         block,
+        positions=block.arguments[:6],
         grid=(*blocks, x // _WARP, y, z),
         strides=(1, 1, 1, _WARP, 1, 1),
         cluster=tuple(cluster),
-        positions=dict(zip(block.arguments[:6], range(6), strict=True)),
         tables=tables,
     )
 

@@ -73,8 +73,8 @@ def _read_module(module: Any) -> KernelBody:
     prefetched = integer(functions[0], "scalar_prefetch") if has_grid else _first_scalars(types)
     return reader.body(
         blocks[0],
+        positions=arguments[: len(grid)],
         grid=grid,
-        positions={arguments[axis]: axis for axis in range(len(grid))},
         tables=arguments[len(grid) : len(grid) + prefetched],
     )
 

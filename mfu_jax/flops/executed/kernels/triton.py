@@ -120,7 +120,7 @@ def _read_module(grid: Grid, module: Any) -> KernelBody:
         raise UnknownBodyError("a Triton kernel of several functions")
     reader = BodyReader(_matmul)
     block = reader.block(functions[0].operation.regions[0].blocks[0])
-    return reader.body(block, grid=grid, tables=block.arguments)
+    return reader.body(block, (), grid=grid, tables=block.arguments)
 
 
 def _matmul(operation: Any) -> tuple[int, str] | None:

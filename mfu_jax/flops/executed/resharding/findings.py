@@ -40,17 +40,17 @@ from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, Hl
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text, replica_groups
 from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.executed.hlo.uses import RESULT, Use, Value, followed, sources
 from mfu_jax.flops.executed.mesh_axes import axes_between
 from mfu_jax.flops.executed.resharding.resharded_tensor import Kind, ReshardedTensor
 from mfu_jax.flops.executed.resharding.source_lines import SourceLines
-from mfu_jax.flops.executed.resharding.specs import Axes, Merged, Spec, Specs, words
-from mfu_jax.flops.executed.resharding.uses import (
-    RESULT,
-    Use,
-    Value,
-    followed,
+from mfu_jax.flops.executed.resharding.specs import (
+    Axes,
+    Merged,
+    Spec,
+    Specs,
     numbers_by_device,
-    sources,
+    words,
 )
 from mfu_jax.flops.scopes import Scope, read_scope
 from mfu_jax.util.failsafe import Boundary, failsafe

@@ -16,7 +16,8 @@ from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dimensions import origins
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
-from mfu_jax.flops.executed.resharding.uses import Value, made_of, numbers_by_device
+from mfu_jax.flops.executed.hlo.uses import Value, made_of
+from mfu_jax.flops.executed.hlo.value_refs import UnknownValueError
 
 Axes = tuple[str, ...]
 
@@ -159,6 +160,16 @@ class Specs:
             is_known = not (axes is None or before is None or isinstance(before, Merged))
             found[dim] = (*(before or ()), *(axes or ())) if is_known else None
         return tuple(found)
+
+
+def numbers_by_device(literals: Literals, value: Value) -> tuple[int, ...] | None:
+    """The integer that each device computes from its own number; None if it is not known."""
+    frame = literals.dataflow.frame_of(value.computation)
+    try:
+        found = literals.on_each_device(frame, value.instruction)
+    except (UnknownValueError, ValueError, IndexError):
+        return None
+    return None if found is None else tuple(found)
 
 
 def words(spec: Spec | None) -> str:

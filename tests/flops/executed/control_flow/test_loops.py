@@ -171,15 +171,9 @@ def stated(trips: str) -> ExecutedCount:
     return executed_flops(CONDITION.replace(" STATED", config))
 
 
-def test_the_compilers_count_is_used_and_a_disagreement_is_told() -> None:
-    one = 2 * 4**3
-    for trips in ("", "7"):
-        assert (stated(trips).total, stated(trips).flags) == (7 * one, ())
-    other = stated("9")
-    assert other.total == 9 * one
-    (flag,) = other.flags
-    assert "states 9 iterations" in flag.text
-    assert "after 7" in flag.text
+def test_the_compilers_count_is_used() -> None:
+    for trips, runs in (("", 7), ("7", 7), ("9", 9)):
+        assert (stated(trips).total, stated(trips).flags) == (runs * 2 * 4**3, ())
 
 
 def test_a_given_count_replaces_all_others() -> None:

@@ -119,21 +119,6 @@ def test_complex_matrices_take_four_times_as_many(
     assert count_model_flops(function, *arguments).total == 4 * real
 
 
-_COMPLEX = """HloModule step
-ENTRY main {
-  a = c64[5,12,12] parameter(0)
-  b = c64[5,12,7] parameter(1)
-  l = c64[5,12,12] cholesky(a), lower=true
-  ROOT x = c64[5,12,7] triangular-solve(l, b), left_side=true, lower=true
-}"""
-
-
-def test_complex_instructions_take_four_times_as_many() -> None:
-    executed = executed_flops(_COMPLEX)
-    assert (executed.total, executed.unaccounted) == (4 * 5 * (576 + 12**2 * 7), ())
-    assert executed_flops(_COMPLEX.replace("c64", "f32")).total == 5 * (576 + 12**2 * 7)
-
-
 # As XLA writes it for a TPU: a block routine has real and imaginary parts, a matmul is three.
 _PARTS = """HloModule step
 ENTRY main {

@@ -55,19 +55,17 @@ class KernelBody:
     Attributes:
         grid: number of steps in each dimension; negative if it depends on data.
         block: its operations.
-        positions: axis of the grid whose position a block argument holds, by the argument's number.
         tables: numbers of the arguments that are scalar-prefetch operands.
         cluster: blocks of a cluster in each dimension; empty if every block is alone.
         strides: distance between positions on each axis; empty if 1 everywhere.
         matmuls: number of matmul operations in the body's text.
         dtype: left operand's dtype of the first matmul.
-        makers: the operation that makes a value, by the value's number; for one that a loop
-            carries, the loop.
+        makers: the operation that makes a value, by the value's number; of an argument, the loop
+            that carries it, or one that stands for a position in the grid.
     """
 
     grid: tuple[int, ...]
     block: BodyBlock
-    positions: dict[int, int] = field(default_factory=dict)
     tables: tuple[int, ...] = ()
     cluster: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()

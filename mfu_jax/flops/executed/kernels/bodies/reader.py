@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import unescaped
@@ -46,7 +45,6 @@ _ATTRIBUTES = {
     "tt.get_num_programs": "axis",
 }
 _QUERY = "clusterlaunchcontrol.query_cancel"
-_NOT_ASCII = re.compile(rb"\\[89A-F][0-9A-F]")
 _WITHOUT_REGIONS = ("arith.", "llvm.", "math.", "nvvm.", "vector.extract", "vector.insert")
 _BYTECODE = b"ML\xefR"
 _THREADS = {"gpu.thread_id": POSITION, "gpu.block_dim": EXTENT}
@@ -126,8 +124,16 @@ class BodyReader:
             self.makers[number] = op
         return op
 
-    def body(self, block: BodyBlock, **facts: Any) -> KernelBody:
-        """The kernel whose operations were read; `facts` are the other fields of a body."""
+    def body(self, block: BodyBlock, positions: Sequence[int], **facts: Any) -> KernelBody:
+        """The kernel whose operations were read.
+
+        Args:
+            block: its operations.
+            positions: numbers of the arguments that hold a position, in the order of the axes.
+            facts: the other fields of a body.
+        """
+        for axis, number in enumerate(positions):
+            self.makers[number] = BodyOp(POSITION, attribute=axis)
         while self._wanted:
             value = self._wanted.pop()
             if self.number(value) not in self.makers and hasattr(value.owner, "operands"):
@@ -165,15 +171,13 @@ def read_body(
             context.emit_error_diagnostics = True
             context.attach_diagnostic_handler(lambda diagnostic: True)
             # The stable form has its own names; anything else is in the upstream dialects.
-            is_stable = raw.startswith(_BYTECODE) and dialect == "tpu"
-            register(context, not is_stable)
-            if raw.startswith(_BYTECODE):
-                strings_of(raw).decode()
+            is_bytecode = raw.startswith(_BYTECODE)
+            register(context, not (is_bytecode and dialect == "tpu"))
+            # The bindings abort on a damaged name that is not UTF-8, too.
+            (strings_of(raw) if is_bytecode else unescaped(raw)).decode()
             module = ir.Module.parse(raw)
-            if passes and raw.startswith(_BYTECODE):
+            if passes and is_bytecode:
                 PassManager.parse(f"builtin.module({passes})").run(module.operation)
-            if not raw.startswith(_BYTECODE):
-                _check_names(module)
             return read(module)
     except (KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
@@ -246,15 +250,6 @@ def strings_of(raw: bytes) -> bytes:
             position += length
     except (IndexError, ZeroDivisionError):
         raise ValueError("bytecode without its strings") from None
-
-
-def _check_names(module: Any) -> None:
-    """Raises `ValueError` for a damaged name that is not UTF-8: the bindings abort on it."""
-    printed = io.BytesIO()
-    module.operation.print(file=printed, binary=True)
-    text = printed.getvalue()
-    if not text.isascii() or _NOT_ASCII.search(text):
-        unescaped(text).decode()
 
 
 def integers(attribute: Any) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -94,39 +95,29 @@ def _unsigned(a: int) -> int:
 
 
 _BINARY: dict[str, Callable[[int, int], int]] = {
-    "arith.addi": lambda a, b: a + b,
-    "arith.subi": lambda a, b: a - b,
-    "arith.muli": lambda a, b: a * b,
-    "arith.andi": lambda a, b: a & b,
-    "arith.ori": lambda a, b: a | b,
-    "arith.xori": lambda a, b: a ^ b,
+    "arith.addi": operator.add,
+    "arith.subi": operator.sub,
+    "arith.muli": operator.mul,
+    "arith.andi": operator.and_,
+    "arith.ori": operator.or_,
+    "arith.xori": operator.xor,
     "arith.minsi": min,
     "arith.maxsi": max,
-    "arith.divsi": lambda a, b: _truncated(a, b),
-    "arith.divui": lambda a, b: a // b,
-    "arith.floordivsi": lambda a, b: a // b,
+    "arith.divsi": _truncated,
+    "arith.divui": operator.floordiv,
+    "arith.floordivsi": operator.floordiv,
     "arith.ceildivsi": lambda a, b: -(-a // b),
     "arith.remsi": lambda a, b: a - b * _truncated(a, b),
-    "arith.remui": lambda a, b: a % b,
+    "arith.remui": operator.mod,
     "arith.shli": lambda a, b: a << min(b, 64),
-    "arith.shrsi": lambda a, b: a >> b,
+    "arith.shrsi": operator.rshift,
     "arith.shrui": lambda a, b: _unsigned(a) >> b,
     "arith.minui": lambda a, b: min(_unsigned(a), _unsigned(b)),
     "arith.maxui": lambda a, b: max(_unsigned(a), _unsigned(b)),
     "arith.ceildivui": lambda a, b: -(-_unsigned(a) // b),
 }
-_PREDICATES: list[Callable[[int, int], bool]] = [
-    lambda a, b: a == b,
-    lambda a, b: a != b,
-    lambda a, b: a < b,
-    lambda a, b: a <= b,
-    lambda a, b: a > b,
-    lambda a, b: a >= b,
-    lambda a, b: a < b,
-    lambda a, b: a <= b,
-    lambda a, b: a > b,
-    lambda a, b: a >= b,
-]
+_ORDER = (operator.lt, operator.le, operator.gt, operator.ge)
+_PREDICATES = (operator.eq, operator.ne, *_ORDER, *_ORDER)  # signed, then unsigned
 _SAME = {
     "arith.extui",
     "arith.extsi",
@@ -152,18 +143,7 @@ class _BodyWalk:
         self.indices: tuple[int, ...] = ()
         self.axes: set[int] = set()  # those whose positions decide something
         self.carried: dict[int, set[int]] = defaultdict(set)  # by loop: the values that do
-        self._iterations = _MAX_ITERATIONS
-
-    @property
-    def iterations(self) -> int:
-        """Iterations that may still run, over all loops together."""
-        return self._iterations
-
-    @iterations.setter
-    def iterations(self, left: int) -> None:
-        if left < 0:
-            raise UnknownBodyError(f"its loops run more than {_MAX_ITERATIONS:,} times")
-        self._iterations = left
+        self.iterations = 0  # of all loops together
 
     def grid(self) -> int:
         """FLOPs of all steps."""
@@ -227,6 +207,15 @@ class _BodyWalk:
             finally:
                 self.values = outside
 
+    def iterate(
+        self, outside: dict[int, int], arguments: Sequence[int], carry: dict[int, int]
+    ) -> None:
+        """Begins an iteration, with the values from outside and those that the loop carries."""
+        self.iterations += 1
+        if self.iterations > _MAX_ITERATIONS:
+            raise UnknownBodyError(f"its loops run more than {_MAX_ITERATIONS:,} times")
+        self.values = outside | {arguments[i]: value for i, value in carry.items()}
+
     def for_loop(self, op: BodyOp, carried: set[int], wanted: int | None) -> int:
         start, end, by = (self.value(v) for v in op.operands[:3])
         (inner,) = op.regions
@@ -239,8 +228,7 @@ class _BodyWalk:
         carry = {i: self.value(op.operands[3 + i]) for i in carried}
         outside, total = self.values, 0
         for index in steps:
-            self.iterations -= 1
-            self.values = outside | {arguments[i]: value for i, value in carry.items()}
+            self.iterate(outside, arguments, carry)
             self.values[counter] = index
             total += self.block(inner) if wanted is None else 0
             carry = {i: self.value(inner.ops[-1].operands[i]) for i in carried}
@@ -252,8 +240,7 @@ class _BodyWalk:
         carry = {i: self.value(op.operands[i]) for i in carried}
         outside, total = self.values, 0
         while True:
-            self.iterations -= 1
-            self.values = outside | {before.arguments[i]: value for i, value in carry.items()}
+            self.iterate(outside, before.arguments, carry)
             total += self.block(before) if wanted is None else 0
             if not self.value(goes_on):
                 return total if wanted is None else self.value(passed[wanted])
@@ -261,9 +248,6 @@ class _BodyWalk:
             carry = {i: self.value(after.ops[-1].operands[i]) for i in carried}
 
     def value(self, number: int) -> int:
-        if number in self.body.positions:
-            axis = self.body.positions[number]
-            return self.body.position(axis, self.index(axis))
         if number not in self.values:
             maker = self.body.makers.get(number)
             if maker is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
-from mfu_jax.flops.executed.resharding.uses import Value, numbers_by_device
+from mfu_jax.flops.executed.hlo.uses import Value
+from mfu_jax.flops.executed.resharding.specs import numbers_by_device
 
 PROGRAM = """HloModule m, num_partitions=4
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.value_refs import UnknownValueError
 
 _MOST_VISITS = 4000
 _INSIDE = ("fusion", "call", "async-start")
@@ -65,6 +64,19 @@ def uses(module: HloModule, value: Value) -> Iterator[Use | Value]:
             yield Use(computation, instruction, -1, path)
         elif (caller := module.caller(computation.name)) and caller[1].opcode in _INSIDE:
             yield Value(*caller, path)
+
+
+def only_use(module: HloModule, value: Value) -> Use | None:
+    """The one instruction that uses a value; None if several do, or the program returns it."""
+    for _ in range(_MOST_VISITS):
+        found = list(itertools.islice(uses(module, value), 2))
+        if len(found) != 1:
+            break
+        (use,) = found
+        if isinstance(use, Use):
+            return use if use.operand >= 0 else None
+        value = use
+    return None
 
 
 def followed(module: HloModule, value: Value, passes: Callable[[Use], bool]) -> Iterator[Use]:
@@ -130,13 +142,3 @@ def made_of(module: HloModule, value: Value) -> Iterator[Value]:
     else:
         for name in instruction.operands:
             yield Value(computation, computation[name])
-
-
-def numbers_by_device(literals: Literals, value: Value) -> tuple[int, ...] | None:
-    """The integer that each device computes from its own number; None if it is not known."""
-    frame = literals.dataflow.frame_of(value.computation)
-    try:
-        found = literals.on_each_device(frame, value.instruction)
-    except (UnknownValueError, ValueError, IndexError):
-        return None
-    return None if found is None else tuple(found)

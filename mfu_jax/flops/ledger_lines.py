@@ -98,7 +98,7 @@ class StepCounts:
 
     @cached_property
     def in_three(self) -> Mapping[str, Fraction]:
-        """Operations of which exactly a quarter is missing: three real products, not four."""
+        """Operations that lack a quarter of complex products: three real ones run, not four."""
         return self._missing_share(Fraction(1, 4))
 
     @cached_property
@@ -114,9 +114,14 @@ class StepCounts:
         return {**half, **common(lacking, self.avoidable), **unnamed}
 
     def _missing_share(self, share: Fraction) -> Mapping[str, Fraction]:
-        """Complex products of which this share is missing in a program without complex dtypes."""
+        """Complex products of which this share is missing in a program without complex dtypes.
+
+        It is that of all together, or of each operation without other products.
+        """
         is_real = self.executed.by_dtype.keys().isdisjoint(COMPLEX_DTYPES)
         lacking = beyond(self.lacking, self.on_host) if self.complex_products and is_real else {}
+        if sum(lacking.values()) == share * self.complex_products:
+            return lacking
         return {name: n for name, n in lacking.items() if n == share * self.operations[name]}
 
 
@@ -189,7 +194,7 @@ def _recomputed_by_xla(of: StepCounts) -> Iterator[LedgerLine]:
 def _duplicated(of: StepCounts) -> Iterator[LedgerLine]:
     """Matmuls on equal operands, but for those that an `optimization_barrier` keeps apart."""
     executed = of.executed
-    asked_for = common(of.lacking, executed.duplicated_operations)
+    asked_for = common(beyond(of.lacking, of.in_three), executed.duplicated_operations)
     flops = executed.duplicated - sum(map(round, asked_for.values()))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     yield LedgerLine(label=names.DUPLICATED, flops=flops, note=note)

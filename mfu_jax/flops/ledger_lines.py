@@ -102,13 +102,22 @@ class StepCounts:
         return self._missing_share(Fraction(1, 4))
 
     @cached_property
+    def _unexplained(self) -> Mapping[str, Fraction]:
+        return beyond(beyond(self.lacking, self.on_host), self.in_three)
+
+    @cached_property
+    def asked_for(self) -> Mapping[str, Fraction]:
+        """Duplicates that the model has, too: an `optimization_barrier` may keep them apart."""
+        return common(self._unexplained, self.executed.duplicated_operations)
+
+    @cached_property
     def removed(self) -> Mapping[str, Fraction]:
         """Operations that are missing for a reason.
 
         No instruction is named after them; a compiler may avoid them; or half of a complex product
         is missing, of which only the real or the imaginary part is used.
         """
-        lacking = beyond(beyond(self.lacking, self.on_host), self.in_three)
+        lacking = beyond(self._unexplained, self.asked_for)
         unnamed = {name: flops for name, flops in lacking.items() if not self.is_named(name)}
         half = self._missing_share(Fraction(1, 2))
         return {**half, **common(lacking, self.avoidable), **unnamed}
@@ -192,10 +201,8 @@ def _recomputed_by_xla(of: StepCounts) -> Iterator[LedgerLine]:
 
 
 def _duplicated(of: StepCounts) -> Iterator[LedgerLine]:
-    """Matmuls on equal operands, but for those that an `optimization_barrier` keeps apart."""
-    executed = of.executed
-    asked_for = common(beyond(of.lacking, of.in_three), executed.duplicated_operations)
-    flops = executed.duplicated - sum(map(round, asked_for.values()))
+    """Matmuls on equal operands, unless the model has them as often."""
+    flops = of.executed.duplicated - sum(map(round, of.asked_for.values()))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     yield LedgerLine(label=names.DUPLICATED, flops=flops, note=note)
 

@@ -168,6 +168,27 @@ def test_complex_products_are_done_by_three_real_ones_or_their_real_part_by_two(
         assert lines == {"model": 800, label: ran - 800}
 
 
+def test_a_duplicate_that_the_model_has_is_not_removed() -> None:
+    names, again = {"forward dot_general": 700}, {"forward dot_general": 100}
+    executed = ExecutedCount(
+        forward=600,
+        duplicated=100,
+        duplicated_operations=again,
+        by_operation={"forward dot_general": 500},
+        named={"forward dot_general": 6},
+    )
+    ledger = compare_flops(
+        model=700,
+        executed=executed,
+        operations=names,
+        avoidable={"forward dot_general": 300},
+        is_whole=True,
+    )
+    lines = {line.label: line.flops for line in ledger.lines[1:] if line.flops}
+    assert lines == {"removed by XLA": -100}
+    assert ledger.residual == 0
+
+
 def test_complex_products_by_three_real_ones_are_found_among_other_products() -> None:
     """As in a Fourier neural operator: 100 of 400 are missing, beside 60 of real products."""
     model = {"forward dot_general": 260, "backward dot_general": 200}

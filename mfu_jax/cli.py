@@ -24,6 +24,7 @@ _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})
 _TRAIN = "train"  # not in the folder: python -m mfu_jax.train runs it, too
 _EXAMPLE = "\nexample: "  # in the last line of a manual
+_NO_BACKEND = "Unable to initialize backend"  # JAX's words
 _GROUPS = {
     "Begin": ("doctor", "hardware"),
     "Count FLOPs": ("flops", "compare", "dump"),
@@ -38,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Its exit code: 2 if the input was wrong; 1 if the output cannot be written, memory ran out,
-        or it hit a bug of ours, each with one line on stderr and one with a hint; 130 after Ctrl-C;
-        141 if nobody reads the output any more.
+        JAX finds no device, or it hit a bug of ours, each with one line on stderr and one with a
+        hint; 130 after Ctrl-C; 141 if nobody reads the output any more.
     """
     _print_anything()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if _NO_BACKEND in str(error):
+            hint = "usually JAX_PLATFORMS is wrong, or another process holds the devices"
+            return _stopped(name, str(error), 1, hint)
         return _stopped(name, f"a bug of mfu_jax: {type(error).__name__}: {error}", 1, _kept(error))
 
 

@@ -137,6 +137,11 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 @pytest.mark.parametrize(
     ("code", "returns", "says"),
     [
+        (
+            "raise RuntimeError(\"Unable to initialize backend 'tpu': NOT_FOUND\")",
+            1,
+            r"mfu-jax try: Unable to initialize backend 'tpu'.*\nhint: usually JAX_PLATFORMS .*",
+        ),
         ("1 / 0", 1, r"mfu-jax try: a bug of mfu_jax: ZeroDivisionError: .*\nhint: .* in (\S+)"),
         ("raise MemoryError", 1, "mfu-jax try: memory ran out\nhint: pass a smaller input"),
         (

@@ -105,7 +105,9 @@ def _made(name: str, kind: type[Sink] | None, arguments: Arguments, first: int) 
 
 
 def _value(text: str) -> Any:
-    """A number or truth value, if the text is one; else the text."""
+    """A number, truth value or None, if the text is one; else the text."""
+    if text == "None":  # as docs and signatures write it
+        return None
     value = yaml.safe_load(text)
     return value if isinstance(value, int | float) else text
 

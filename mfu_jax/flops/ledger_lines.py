@@ -98,8 +98,17 @@ class StepCounts:
 
     @cached_property
     def in_three(self) -> Mapping[str, Fraction]:
-        """Operations of which exactly a quarter is missing: three real products, not four."""
+        """Operations that lack a quarter of complex products: three real ones run, not four."""
         return self._missing_share(Fraction(1, 4))
+
+    @cached_property
+    def _unexplained(self) -> Mapping[str, Fraction]:
+        return beyond(beyond(self.lacking, self.on_host), self.in_three)
+
+    @cached_property
+    def asked_for(self) -> Mapping[str, Fraction]:
+        """Duplicates that the model has, too: an `optimization_barrier` may keep them apart."""
+        return common(self._unexplained, self.executed.duplicated_operations)
 
     @cached_property
     def removed(self) -> Mapping[str, Fraction]:
@@ -108,15 +117,20 @@ class StepCounts:
         No instruction is named after them; a compiler may avoid them; or half of a complex product
         is missing, of which only the real or the imaginary part is used.
         """
-        lacking = beyond(beyond(self.lacking, self.on_host), self.in_three)
+        lacking = beyond(self._unexplained, self.asked_for)
         unnamed = {name: flops for name, flops in lacking.items() if not self.is_named(name)}
         half = self._missing_share(Fraction(1, 2))
         return {**half, **common(lacking, self.avoidable), **unnamed}
 
     def _missing_share(self, share: Fraction) -> Mapping[str, Fraction]:
-        """Complex products of which this share is missing in a program without complex dtypes."""
+        """Complex products of which this share is missing in a program without complex dtypes.
+
+        It is that of all together, or of each operation without other products.
+        """
         is_real = self.executed.by_dtype.keys().isdisjoint(COMPLEX_DTYPES)
         lacking = beyond(self.lacking, self.on_host) if self.complex_products and is_real else {}
+        if sum(lacking.values()) == share * self.complex_products:
+            return lacking
         return {name: n for name, n in lacking.items() if n == share * self.operations[name]}
 
 
@@ -187,10 +201,8 @@ def _recomputed_by_xla(of: StepCounts) -> Iterator[LedgerLine]:
 
 
 def _duplicated(of: StepCounts) -> Iterator[LedgerLine]:
-    """Matmuls on equal operands, but for those that an `optimization_barrier` keeps apart."""
-    executed = of.executed
-    asked_for = common(of.lacking, executed.duplicated_operations)
-    flops = executed.duplicated - sum(map(round, asked_for.values()))
+    """Matmuls on equal operands, unless the model has them as often."""
+    flops = of.executed.duplicated - sum(map(round, of.asked_for.values()))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     yield LedgerLine(label=names.DUPLICATED, flops=flops, note=note)
 

@@ -52,6 +52,7 @@ from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.readiness import Watcher
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
+from mfu_jax.storage.locks import FileLock
 from mfu_jax.util.failsafe import Boundary, failsafe
 from mfu_jax.verdict import Verdict
 
@@ -152,7 +153,7 @@ class MetricLogger:
         self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
         for sink in used:  # a later logger of this process may take the file over
-            if (lock := getattr(sink, "lock", None)) is not None:
+            if isinstance(lock := getattr(sink, "lock", None), FileLock):
                 lock.settle = self.flush
 
     @staticmethod

@@ -250,6 +250,9 @@ def _line(error: Exception, missing: str) -> str:
     if isinstance(error, UserError):
         return f"{missing}: {error}"
     text = f"{missing}: {type(error).__name__}: {_first_line(error)}"
+    trace = error.__traceback__ if isinstance(error, TypeError) else None
+    if trace and trace.tb_next is None and trace.tb_frame.f_code.co_filename == __file__:
+        return f"{text}\nhint: usually wrong arguments, as the function itself did not begin"
     return f"{text}; the run goes on without it; please report this, details in {_details(error)}"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mfu_jax.cli import main
 from tests.support.messages import is_told
-from tests.support.metrics_lines import write_run
+from tests.support.metrics_lines import line, write_run
 from tests.support.run_noise import KINDS, step_times
 
 
@@ -91,6 +91,25 @@ def test_a_wait_for_data_is_a_regression_although_steps_take_as_long(
     code, found = answer(capsys, slow, "--baseline", untimed)
     assert (code, found["checks"][1]["slowdown"]) == (1, pytest.approx(0.1, abs=0.01))
     assert len(answer(capsys, untimed, "--baseline", untimed)[1]["checks"]) == 1
+
+
+def test_rare_long_waits_for_data_that_a_trimmed_mean_misses_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(4)
+    times = [step_times(KINDS["independent"], 300, rng) for _ in range(2)]
+    base, slow = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    write_run(base, times[0])
+    slow.write_text(
+        "".join(
+            line(n, seconds, **({} if n % 10 else {"goodput/data_wait_seconds": 2 * seconds}))
+            for n, seconds in enumerate(times[1])
+        )
+    )
+    code, found = answer(capsys, str(slow), "--baseline", str(base))
+    assert (code, found["regression"], found["could_tell"]) == (0, False, False)
+    assert "waits for data take" in found["message"]
+    assert answer(capsys, str(base), "--baseline", str(slow))[1]["could_tell"]
 
 
 def test_noise_that_hides_a_slowdown_is_told(

@@ -92,6 +92,16 @@ def test_the_console_gets_the_set_up_before_the_steps_as_a_live_one_does(
     assert capsys.readouterr().out == f"{live}written up to step 9\n"
 
 
+def test_none_is_an_argument_as_in_the_signature(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    run(tmp_path, steps=3)
+    file = tmp_path / "a.prom"
+    assert (
+        main(["replay", str(tmp_path), "--sink=prometheus", "port=None", f"textfile={file}"]) == 0
+    )
+    assert "learning_loss" in file.read_text()
+
+
 def test_a_run_is_not_replayed_into_its_own_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,17 @@ def test_the_text_shows_the_ledger_of_the_time(
     assert re.search(r"lost_steps +5 s +17\.9%  WASTED_PROGRESS_FROM_DISRUPTION", text)
 
 
+def test_the_time_of_one_of_several_processes_says_whose_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_run(tmp_path)
+    other = WrittenLog(tmp_path, process=1)
+    other.start(0.0, 1.0)
+    other.steps(6.0, 0, [10**6] * 4)
+    assert main(["report", str(tmp_path)]) == 0
+    assert "28 s in 2 processes (number 0 of the job's 2): " in capsys.readouterr().out
+
+
 def test_without_a_run_log_the_wall_clock_is_not_known(report: Report, tmp_path: Path) -> None:
     stopped_run(tmp_path).path.unlink()
     _has_no_wall_clock(report(tmp_path))

@@ -168,6 +168,57 @@ def test_complex_products_are_done_by_three_real_ones_or_their_real_part_by_two(
         assert lines == {"model": 800, label: ran - 800}
 
 
+def test_a_duplicate_that_the_model_has_is_not_removed() -> None:
+    names, again = {"forward dot_general": 700}, {"forward dot_general": 100}
+    executed = ExecutedCount(
+        forward=600,
+        duplicated=100,
+        duplicated_operations=again,
+        by_operation={"forward dot_general": 500},
+        named={"forward dot_general": 6},
+    )
+    ledger = compare_flops(
+        model=700,
+        executed=executed,
+        operations=names,
+        avoidable={"forward dot_general": 300},
+        is_whole=True,
+    )
+    lines = {line.label: line.flops for line in ledger.lines[1:] if line.flops}
+    assert lines == {"removed by XLA": -100}
+    assert ledger.residual == 0
+
+
+def test_complex_products_by_three_real_ones_are_found_among_other_products() -> None:
+    """As in a Fourier neural operator: 100 of 400 are missing, beside 60 of real products."""
+    model = {"forward dot_general": 260, "backward dot_general": 200}
+    ran = {"forward dot_general": 210, "backward dot_general": 150}
+    again = {"backward dot_general": 30}
+    executed = ExecutedCount(
+        forward=210,
+        backward=180,
+        duplicated=30,
+        duplicated_operations=again,
+        by_operation=ran,
+        by_dtype={"f32": 390},
+    )
+    ledger = compare_flops(
+        model=460, executed=executed, operations=model, is_whole=True, complex_products=400
+    )
+    lines = {line.label: line.flops for line in ledger.lines[1:] if line.flops}
+    assert lines == {"duplicated by XLA": 30, "complex products by three real ones": -100}
+    assert ledger.residual == 0
+
+
+def test_ffts_are_no_complex_products() -> None:
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.fft.fft(x) @ w
+
+    count = count_model_flops(step, jnp.ones((4, 8), "complex64"), jnp.ones((8, 2), "complex64"))
+    assert count.complex_products == 8 * 4 * 8 * 2
+    assert count.total > count.complex_products
+
+
 def test_what_ffts_run_beyond_the_model_stands_for_no_complex_product() -> None:
     """Of complex products, 100 FLOPs are missing; the FFT runs in matmuls under its own name."""
     model = {"forward fft": 50, "forward dot_general": 400}

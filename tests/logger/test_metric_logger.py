@@ -530,6 +530,14 @@ def test_a_logger_whose_file_is_taken_over_writes_its_steps_first(tmp_path: Path
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2, 3]
 
 
+def test_a_sink_of_the_user_may_have_a_lock_of_its_own() -> None:
+    sink = ListSink()
+    sink.lock = threading.Lock()  # type: ignore[attr-defined]
+    with MetricLogger(sinks=[sink]) as logger:
+        logger.record(0, {"loss": 1.0}, step_time_seconds=1.0)
+    assert [record.step for record in sink.records] == [0]
+
+
 @pytest.mark.parametrize("array", [np.asarray, jax.numpy.array])
 def test_the_losses_of_many_steps_of_a_call_are_their_mean(
     array: Any, caplog: pytest.LogCaptureFixture

@@ -65,6 +65,19 @@ def test_what_the_user_can_fix_needs_no_report(caplog: pytest.LogCaptureFixture)
     assert caplog.messages == ["MFU is not known: no peak; pass one"]
 
 
+def test_a_call_with_wrong_arguments_needs_no_report(caplog: pytest.LogCaptureFixture) -> None:
+    assert Observer().look(1, 2, 3) == -1  # type: ignore[call-arg]
+    (line,) = caplog.messages
+    assert line.endswith("\nhint: usually wrong arguments, as the function itself did not begin")
+    assert "report this" in _of_a_type_error_within(caplog)
+
+
+def _of_a_type_error_within(caplog: pytest.LogCaptureFixture) -> str:
+    caplog.clear()
+    Observer().look(TypeError("x"))
+    return caplog.messages[0]
+
+
 def test_other_places_and_types_are_other_failures(caplog: pytest.LogCaptureFixture) -> None:
     boundary = Boundary()
     for function in (divide, float, float):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError
 from mfu_jax.flops import names
 from mfu_jax.flops.attention_kernels import is_attention
-from mfu_jax.flops.count import FlopCount, KernelRun, KernelRuns, operation
+from mfu_jax.flops.count import COMPLEX_DTYPES, FlopCount, KernelRun, KernelRuns, operation
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.avoidable import avoidable_work
@@ -43,6 +43,7 @@ class TracedCount(FlopCount):
         by_primitive: `total` by JAX primitive (``dot_general``).
         by_mask: the part of `total` whose query-key pairs are under a mask that the trace shows
             or `attention_mask` declares, by kind of mask (``causal``).
+        complex_products: the part of `total` in products of complex numbers, without FFTs.
         unknown_masks: the part of `total` whose pairs are under a mask that depends on data, all of
             them counted.
         skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
@@ -59,6 +60,7 @@ class TracedCount(FlopCount):
     skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
     avoidable: Mapping[str, int] = field(default_factory=dict)
     overhang: Mapping[str, int] = field(default_factory=dict)
+    complex_products: int = 0
     unknown_masks: int = 0
 
     def __repr__(self) -> str:
@@ -240,6 +242,9 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
         by_operation=split(model, lambda m: operation(m.phase, m.scope, m.primitive)),
         by_primitive=split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
+        complex_products=sum(
+            n for m, n in model.items() if m.dtype in COMPLEX_DTYPES and m.primitive != "fft"
+        ),
         skipped=work.skipped(),
         overhang=split(
             {m: n for m, n in work.overhang.items() if m.phase in MODEL_PHASES},

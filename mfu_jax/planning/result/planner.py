@@ -43,10 +43,12 @@ _SLICES = "slices out of step"
 _OUT_OF_STEP = 0.036
 
 
-def _refused(target: Target, refusal: TooLarge, work: StepWork | None) -> Plan:
+def _refused(
+    target: Target, refusal: TooLarge, work: StepWork | None, flags: Sequence[str] | None
+) -> Plan:
     """The plan of a program that the compiler refused, with its times if it was scheduled."""
     if refusal.program is not None:
-        plan = make_plan(refusal.program, target, work=work).with_notes(
+        plan = make_plan(refusal.program, target, work=work, flags=flags).with_notes(
             "times are those of the program as it was scheduled, had it fitted"
         )
     else:
@@ -92,7 +94,7 @@ def make_plan(
         HloParseError: the program's text is not optimised HLO.
     """
     if isinstance(program, TooLarge):
-        return _refused(target, program, work)
+        return _refused(target, program, work, flags)
     counter = counter_of(
         program,
         kernel_flops=program.kernel_flops,

@@ -14,6 +14,8 @@ def render(run: RunTime) -> str:
     if not run.has_run_log or run.wall_seconds is None:
         return "\n".join(f"  note         {note}" for note in run.notes)
     processes = "1 process" if not run.restarts else f"{run.restarts + 1} processes"
+    if len(run.processes) > 1:
+        processes += f" (number {run.processes[0].name} of the job's {len(run.processes)})"
     lines = [
         f"  wall clock   {span(run.wall_seconds)} in {processes}: "
         f"goodput {percent(run.goodput)}, effective MFU {percent(run.effective_mfu)}",

@@ -90,6 +90,7 @@ def test_experts_of_a_capacity_drop_what_comes_after_it_is_full(
     assert_close_as_float32(layer(jnp.asarray(X), inputs()), want, terms=F * D)
 
 
+@pytest.mark.full
 def test_moving_rows_by_matmuls_has_the_gradients_of_gathers() -> None:
     spec = ExpertsSpec(router=RouterSpec(experts=E, per_token=2), hidden=F, capacity_factor=1.0)
     layer = spec.make(tiny_builder(D))

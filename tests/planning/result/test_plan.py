@@ -231,6 +231,8 @@ def test_a_run_at_the_default_clock_computes_more_slowly(text):
     assert slow.time_by_cause["matmul"] / fast.time_by_cause["matmul"] > 23.54 / 21.67
     assert slow.time_by_cause["matmul"] / fast.time_by_cause["matmul"] < 213.68 / 186.48
     assert slow.step_time_bound_seconds == fast.step_time_bound_seconds
+    refused = TooLarge(used_bytes=2, limit_bytes=1, message="too large", program=program)
+    assert make_plan(refused, target, flags=()).time_by_cause == slow.time_by_cause
 
 
 def test_slices_take_longer_than_one():

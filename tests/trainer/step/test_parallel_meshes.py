@@ -93,9 +93,9 @@ def test_a_ring_of_splash_kernels_trains_as_one_device(monkeypatch: pytest.Monke
         ("cpu", {}, "ring"),
         ("tpu", {"max_target_length": 384}, "ring"),  # halves of 96
         ("tpu", {"mtp_num_layers": 1}, "ring"),  # which reads the next token
-        ("tpu", EXPERTS | {"decoder_block": "mixtral"}, "ring_splash"),
-        ("tpu", EXPERTS | SLOTS, "ring"),  # slots go to the first tokens
-        ("tpu", EXPERTS | CHUNKS, "ring"),
+        ("tpu", EXPERTS, "ring_splash"),
+        ("tpu", EXPERTS | {"capacity_factor": 1.25}, "ring"),  # slots go to the first tokens
+        ("tpu", CHUNKS, "ring"),
         ("tpu", {"context_parallel_strategy": "all_gather"}, "splash"),
     ],
 )

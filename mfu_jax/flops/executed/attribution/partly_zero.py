@@ -56,6 +56,8 @@ def moved(real: Real, instruction: HloInstruction, source: HloInstruction) -> Re
     dims, uneven, unpadded = tuple(move(real.dims, instruction, source)), None, real.unpadded
     if len(dims) != len(sizes):  # a damaged text
         return whole(sizes)
+    if move is _sliced and (d := real.uneven) is not None and sizes[d] != real.sizes[d]:
+        return whole(sizes)  # each device's part beyond the end may be cut off
     if move is _reshaped:
         unpadded *= Fraction(math.prod(map(len, real.dims)) or 1, math.prod(map(len, dims)) or 1)
     if real.uneven is not None:  # the dimension that would be empty if this one were

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, moved, whole
 from mfu_jax.flops.executed.costs.literals import Literals
+from mfu_jax.flops.executed.formulas.windows import common
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, SAME_VALUE, Dataflow
 from mfu_jax.flops.executed.hlo.dimensions import origins
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
@@ -133,7 +134,7 @@ class Zeros:
         kept = Fraction(0)
         real = [padded.dims[d] for d in partial]
         for shards in zip(*devices, strict=True):
-            inside = [sum(p in of for p in s) for of, s in zip(real, shards, strict=True)]
+            inside = [len(common(of, s)) for of, s in zip(real, shards, strict=True)]
             kept += Fraction(math.prod(inside), math.prod(map(len, shards)) * len(devices[0]))
         uneven = partial[0] if kept < 1 and len(partial) == 1 else None
         return whole(cut.shape.dims)._replace(unpadded=kept, uneven=uneven)

@@ -69,6 +69,9 @@ def uses(module: HloModule, value: Value) -> Iterator[Use | Value]:
 def only_use(module: HloModule, value: Value) -> Use | None:
     """The one instruction that uses a value; None if several do, or the program returns it."""
     for _ in range(_MOST_VISITS):
+        users = value.computation.users.get(value.instruction.name, ())
+        if any(user.opcode == "while" for user in users):
+            break  # the condition may read it, too, and without iterations it is the result
         found = list(itertools.islice(uses(module, value), 2))
         if len(found) != 1:
             break

@@ -222,35 +222,25 @@ def reads(eqn: Any, known: Sequence[Known]) -> InArrays | None:
     else:
         ref, transforms, _, _ = eqn.params["args_tree"].unflatten([known[0], *bare(known[1:])])
     read, shape = eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape
-    if isinstance(ref, Scratch) and ref.slots:
-        return _read_slot(ref, transforms, shape, read)
-    if isinstance(ref, Scratch):
+    is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
+    indices = transforms[0].indices if is_indexed else ()
+    if isinstance(ref, Scratch) and ref.slots:  # copies have written to it
+        slot, indices = _slot(indices)
+        ref = ref.content(slot if is_indexed or not transforms else None)
+        if not _is_part(ref):
+            return ref
+        if is_indexed and len(ref.dims) != len(indices):
+            return _bound(read)
+        shape = shape[len(shape) - len(indices) :]
+    elif isinstance(ref, Scratch):
         ref = ref.stored
     if ref is FILL:
         return FILL
-    if not transforms:
-        return ref if isinstance(ref, InArrays) else None
-    is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
-    part = _read(ref, transforms[0].indices, shape) if is_indexed else None
-    if not is_indexed and isinstance(ref, InArrays):
-        return _bound(read)
-    return part if part is None or part.shape == read else _bound(read)
-
-
-def _read_slot(
-    ref: Scratch, transforms: Sequence[Any], shape: Sequence[int], read: Sequence[int]
-) -> Known:
-    """What is read of memory that copies have written to."""
-    is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
-    slot, slices = _slot(transforms[0].indices) if is_indexed else ((), ())
-    value = ref.content(slot if is_indexed or not transforms else None)
-    if not _is_part(value):
-        return value
-    part: InArrays | None = _bound(read)
-    if is_indexed and len(value.dims) == len(slices):
-        part = _read(value, slices, shape[len(shape) - len(slices) :])
-    elif not transforms:
-        part = value
+    part: InArrays | None = ref if isinstance(ref, InArrays) else None
+    if is_indexed:
+        part = _read(ref, indices, shape)
+    elif transforms and part:
+        part = _bound(read)
     return part if part is None or part.shape == read else _bound(read)
 
 

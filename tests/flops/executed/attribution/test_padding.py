@@ -25,9 +25,9 @@ from tests.support.compilation import only_counted
 M, N, K = 8, 960, 100
 
 
-def count(body: str, parameters: str) -> ExecutedCount:
+def count(body: str, parameters: str, before: str = "HloModule m") -> ExecutedCount:
     body = textwrap.indent(textwrap.dedent(body).strip(), "  ")
-    return executed_flops(f"HloModule m\nENTRY %main {parameters} {{\n{body}\n}}\n")
+    return executed_flops(f"{before}\nENTRY %main {parameters} {{\n{body}\n}}\n")
 
 
 DOT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
@@ -117,6 +117,35 @@ def test_results_that_something_else_reads_too_are_needed() -> None:
     assert count(OPERANDS + body, SIGNATURE).padding == 0
 
 
+LOOP = """HloModule m
+%condition (s: (f32[8,960], s32[])) -> pred[] {
+  %s = (f32[8,960], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=1
+  %end = s32[] constant(5)
+  ROOT %on = pred[] compare(%i, %end), direction=LT
+}
+%body (s: (f32[8,960], s32[])) -> (f32[8,960], s32[]) {
+  %s = (f32[8,960], s32[]) parameter(0)
+  %h = f32[8,960] get-tuple-element(%s), index=0
+  %i = s32[] get-tuple-element(%s), index=1
+  %c = f32[8,900] slice(%h), slice={[0:8], [0:900]}
+  %zero = f32[] constant(0)
+  %wide = f32[8,960] pad(%c, %zero), padding=0_0x0_60
+  ROOT %t = (f32[8,960], s32[]) tuple(%wide, %i)
+}"""
+
+
+def test_what_only_a_loops_body_cuts_is_the_loops_result_without_iterations() -> None:
+    body = f"""
+    %i = s32[] parameter(2)
+    %d = f32[8,960] dot(%x, %w), {DOT}
+    %start = (f32[8,960], s32[]) tuple(%d, %i)
+    %loop = (f32[8,960], s32[]) while(%start), condition=%condition, body=%body
+    ROOT %y = f32[8,960] get-tuple-element(%loop), index=0"""
+    signature = "(x: f32[8,100], w: f32[100,960], i: s32[]) -> f32[8,960]"
+    assert count(OPERANDS + body, signature, LOOP).padding == 0
+
+
 def test_masks_that_the_user_wrote_are_the_models() -> None:
     """XLA's own masks have no op_name."""
     for metadata, is_expansion in (("", True), (', metadata={op_name="jit(f)/x"}', False)):
@@ -197,6 +226,33 @@ def test_gradients_over_uneven_shards_mask_what_lies_beyond() -> None:
     assert (both.total, both.padding) == (2 * 2 * 3 * 64 * 32, 2 * 2 * 2 * 64 * 32 // 4)
     columns = in_shards(_columns, (8, 64), (64, 30))  # eight, eight, eight, six
     assert (columns.total, columns.padding) == (2 * 2 * 8 * 64 * 8, 2 * 2 * 8 * 64 * 2 // 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "padding"),
+    [((0, 3), (0, 4), 2 * 2 * 4 * 32 // 4), ((0, 1), (0, 8), 0), ((1, 3), (0, 8), 0)],
+)
+def test_of_a_part_of_the_rows_it_is_not_known_how_many_lie_beyond(
+    rows: tuple[int, int], columns: tuple[int, int], padding: int
+) -> None:
+    """Ten rows on four devices: the first of each shard's three is there on all of them."""
+    height, width = rows[1] - rows[0], columns[1] - columns[0]
+    body = f"""
+    %x = f32[10,8] parameter(0)
+    %w = f32[{width},32] parameter(1)
+    %zero = f32[] constant(0)
+    %first = s32[] constant(0)
+    %p = f32[12,8] pad(%x, %zero), padding=0_2x0_0
+    %device = u32[] partition-id()
+    %starts = s32[4] constant({{0,3,6,9}})
+    %one = s32[1] dynamic-slice(%starts, %device), dynamic_slice_sizes={{1}}
+    %start = s32[] reshape(%one)
+    %s = f32[3,8] dynamic-slice(%p, %start, %first), dynamic_slice_sizes={{3,8}}
+    %t = f32[3,8] tanh(%s)
+    %c = f32[{height},{width}] slice(%t), slice={{[{rows[0]}:{rows[1]}], [0:{width}]}}
+    ROOT %d = f32[{height},32] dot(%c, %w), {DOT}"""
+    signature = f"(x: f32[10,8], w: f32[{width},32]) -> f32[{height},32]"
+    assert count(body, signature, "HloModule m, num_partitions=4").padding == padding
 
 
 def test_a_users_own_mask_over_shards_belongs_to_the_model() -> None:

@@ -196,9 +196,11 @@ def _ragged_backward(
     if on_tpu:
         exact = jnp.issubdtype(dy_wide.qvalue.dtype, jnp.integer)
         to = jnp.dtype("float32") if exact else dy.dtype
-        drows = gradient_of_rows(dy_wide.qvalue, narrow_kernels.qvalue, sizes, to) * dy_wide.scale
-        of_dy = dy_tall.qvalue, sizes, dtype, dy_tall.scale
-        dkernels = gradient_of_matrices(narrow_rows.qvalue, *of_dy)
+        wide, matrices, tall, of_rows = map(
+            _loadable, (dy_wide, narrow_kernels, dy_tall, narrow_rows)
+        )
+        drows = gradient_of_rows(wide, matrices, sizes, to) * dy_wide.scale
+        dkernels = gradient_of_matrices(of_rows, tall, sizes, dtype, dy_tall.scale)
     else:
         drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
         dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)
@@ -230,6 +232,12 @@ def _on_tpu(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dt
     if jnp.issubdtype(rows.dtype, jnp.integer):
         return product_on_tpus(rows, kernels, sizes, jnp.dtype("int32")).astype(jnp.float32)
     return product_on_tpus(rows, kernels, sizes, dtype)
+
+
+def _loadable(narrow: Any) -> jax.Array:
+    """The values for a Pallas kernel, which cannot load AMD's types of eight bits."""
+    values: jax.Array = narrow.qvalue
+    return values.astype("bfloat16") if values.dtype.name.endswith("fnuz") else values
 
 
 # [rows, inputs] · [rows, outputs] → [groups, inputs, outputs]

@@ -118,6 +118,21 @@ def test_experts_on_tpus_multiply_the_same_rounded_values(
         assert_close_as_float32(got, want, terms=128)
 
 
+@pytest.mark.parametrize(("name", "loads"), [("nanoo_fp8", "bf16"), ("fp8_full", "f8E4M3FN")])
+def test_kernels_on_tpus_load_no_types_of_amd(name: str, loads: str) -> None:
+    def loss(rows: jax.Array, kernels: jax.Array) -> jax.Array:
+        sizes = jnp.array([64, 64])
+        return quantized_ragged_dot(rows, kernels, sizes, recipe(name), on_tpu=True).sum()
+
+    shapes = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((128, 128), (2, 128, 128)))
+    text = jax.jit(jax.grad(loss, (0, 1))).trace(*shapes).lower(lowering_platforms=("tpu",))
+    calls = [line for line in text.as_text().splitlines() if "@tpu_custom_call" in line]
+    assert len(calls) == 2
+    for call in calls:
+        assert loads in call
+        assert "FNUZ" not in call
+
+
 def test_whole_experts_are_gathered_last() -> None:
     split = P(("expert", "fsdp", "context"), ("tensor", "fsdp_transpose"), None)
     assert shards_of(split) == (Shard(1, ("fsdp_transpose",)), Shard(0, ("fsdp", "context")))

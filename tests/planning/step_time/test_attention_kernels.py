@@ -127,21 +127,25 @@ def test_a_constant_maximum_leaves_half_of_the_softmax_of_the_forward_kernel_alo
         assert before.seconds - after.seconds == pytest.approx(saved)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize(("kept", "visited"), [(10, 10), (16, 16), (7, 16)], ids=str)
 def test_tokamaxs_kernel_has_steps_for_the_blocks_that_a_mask_keeps(
-    kept: int, visited: int
+    kept: int, visited: int, fused: bool
 ) -> None:
     """Of 4 × 4 blocks of 1024; to a window, JAX's grid is cut as well."""
+    products, name = (5, "splash_mha_dkv_no_residuals") if fused else (2, "splash_mha_fwd")
     target = parse_target(topology="tpu7x:2x2x1")
     plain = Durations(target=target, efficiencies=Efficiencies())
-    skips = dataclasses.replace(plain, attention=RunsKernel(skips_forward=True))
-    record = dataclasses.replace(
-        counted("splash_mha_fwd", 128, 2 * 2 * 128 * 64 * T * T * kept // 16, (4, 4))
+    own = RunsKernel(skips_forward=not fused, skips_backward=fused)
+    other = RunsKernel(skips_forward=fused, skips_backward=not fused)
+    flops = products * 2 * 128 * 64 * T * T * kept // 16
+    record = counted(name, 128, flops, (4, 4), fused)
+    before, skipped, as_before = (
+        next(dataclasses.replace(plain, attention=runs).of(record)).seconds
+        for runs in (RunsKernel(), own, other)
     )
-    (before,), (after,) = plain.of(record), skips.of(record)
-    saved = 64 * (16 - visited) * 2 * 367 / 2.2e9
-    assert before.seconds - after.seconds == pytest.approx(saved)
-    assert dataclasses.replace(plain, attention=RunsKernel(skips_backward=True)).of(record)
+    assert before - skipped == pytest.approx(64 * (16 - visited) * products * 367 / 2.2e9)
+    assert as_before == before
 
 
 def test_other_kernels_and_counted_ones_are_not_guessed() -> None:

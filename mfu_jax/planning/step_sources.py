@@ -106,20 +106,22 @@ def compiled_plan(
             work = source.work(values)
         except UserError as error:
             unknown = (f"no MFU: {first_line(error)}",)
+    given = (*(run_flags or ()), *flags)
     program, notes, _ = cache.compile_cached(
         Request(
             module=source.module,
             target=target,
             python=source.python,
             config={"arguments": source.words(values)},
-            flags=(*(run_flags or ()), *flags),
+            flags=given,
             identity=source.identity(values),
         ),
         folder=folder,
         limits=limits,
         progress=progress,
     )
-    plan = make_plan(program, target, work=work, flags=run_flags).with_notes(*notes, *unknown)
+    of_run = None if run_flags is None else given  # a clock state of the user's, too
+    plan = make_plan(program, target, work=work, flags=of_run).with_notes(*notes, *unknown)
     return replace(plan, model=source.named(values))
 
 

@@ -1,0 +1,52 @@
+"""Plans of compiled steps: what of a run's settings and of the user's they take."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning import step_sources
+from mfu_jax.planning.compilation.compiling import Limits
+from mfu_jax.planning.targets import parse_target
+from tests.support.fake_compiler import TEXT
+
+
+@pytest.mark.parametrize(
+    ("run_flags", "flags", "said"),
+    [
+        (None, (), "the times hold at --xla_tpu_dvfs_p_state=7"),
+        ((), (), "clock state is default"),
+        ((), ("--xla_tpu_dvfs_p_state=7",), ""),
+        (("--xla_tpu_dvfs_p_state=7",), ("--xla_tpu_dvfs_p_state=3",), "p_state=3"),
+    ],
+)
+def test_a_clock_state_beside_a_run_is_in_place_of_the_runs(
+    run_flags: tuple[str, ...] | None,
+    flags: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def compiled(request: Any, **_: Any) -> tuple[ProgramDump, tuple[str, ...], bool]:
+        asked.append(request.flags)
+        return ProgramDump(text=TEXT), (), False
+
+    monkeypatch.setattr(step_sources.cache, "compile_cached", compiled)
+    source: Any = SimpleNamespace(module="", python="", words=list, identity=dict, named=str)
+    source.work = lambda values: None
+    plan = step_sources.compiled_plan(
+        source,
+        parse_target(topology="tpu7x:2x2x1"),
+        {},
+        limits=Limits(),
+        folder=None,
+        flags=flags,
+        run_flags=run_flags,
+    )
+    assert asked == [(*(run_flags or ()), *flags)]
+    notes = [note for note in plan.notes if "p_state" in note]
+    assert [said in note for note in notes] == ([True] if said else [])

@@ -127,6 +127,15 @@ class Chip:
         found = [flag for flag in flags.split() if name and flag.startswith(f"{name}=")]
         return found[-1] if found else "default" if name else ""
 
+    def clock_with(self, flags: Sequence[str]) -> float:
+        """The clock that libtpu's flags set, as a share of the one at which the peaks hold.
+
+        >>> named("tpu7x").clock_with(()), named("tpu7x").clock_with(["--xla_tpu_dvfs_p_state=7"])
+        (0.9, 1.0)
+        """
+        is_set = self.clock_set_by(" ".join(flags)) == self.clock_state
+        return 1.0 if is_set else self.default_clock
+
     def clock_note(self, state: str) -> str:
         """What a run at this clock state leaves; empty if the peaks hold there."""
         if state in ("", self.clock_state):

@@ -108,7 +108,7 @@ def make_plan(
         tiles=work.tiles if work else None,
         mesh=(work.mesh if work else {}) or program.topology.mesh,
         attention=(work.attention if work else None) or AS_COMPILED,
-        clock=_clock_of(target.chip, flags),
+        clock=1.0 if flags is None else target.chip.clock_with(flags),
     )
     line = predicted_time(costs, durations, work.pipeline if work else None)
     if residuals is None:
@@ -191,12 +191,6 @@ def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
         f"the step needs {percent(share)} of the memory, and JAX takes {percent(_JAXS_SHARE)}: set "
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
     )
-
-
-def _clock_of(chip: Chip, flags: Sequence[str] | None) -> float:
-    """The clock as a share of the one at which the peaks hold; without a run, that one."""
-    known = flags is None or chip.clock_set_by(" ".join(flags)) == chip.clock_state
-    return 1.0 if known else chip.default_clock
 
 
 def _clock(chip: Chip, flags: Sequence[str] | None) -> tuple[str, ...]:

@@ -34,8 +34,12 @@ def test_product_and_gradients_are_those_of_a_loop_over_the_groups(on_tpu: bool)
     def multiply(rows: jax.Array, kernels: jax.Array) -> jax.Array:
         return grouped_dot(rows, kernels, jnp.array(SIZES), on_tpu=on_tpu, interpret=True)
 
-    y, backward = jax.vjp(multiply, jnp.asarray(X), jnp.asarray(K))
-    drows, dkernels = backward(jnp.asarray(DY))
+    @jax.jit  # as one program
+    def product_and_gradients(rows: jax.Array, kernels: jax.Array, dy: jax.Array) -> tuple:
+        y, backward = jax.vjp(multiply, rows, kernels)
+        return y, *backward(dy)
+
+    y, drows, dkernels = map(np.asarray, product_and_gradients(X, K, DY))
     want_y, want_rows = np.zeros((ROWS, OUT)), np.zeros((ROWS, IN))
     first = 0
     for group, size in enumerate(SIZES):
@@ -55,13 +59,13 @@ def test_the_gradient_of_rows_is_exact_in_narrow_types_and_tiles_that_end_within
     """Tiles of 512: two, one and a quarter, and a part of one; small integers are exact."""
     dy = RANDOM.integers(-4, 5, size=(ROWS, out)).astype(np.float32)
     matrices = RANDOM.integers(-4, 5, size=(len(SIZES), 200, out)).astype(np.float32)
-    got = gradient_of_rows(
-        jnp.asarray(dy, dtype),
-        jnp.asarray(matrices, dtype),
-        jnp.array(SIZES),
-        jnp.dtype("float32"),
-        interpret=True,
-    )
+
+    @jax.jit  # as one program
+    def gradient(dy: jax.Array, matrices: jax.Array) -> jax.Array:
+        narrow = dy.astype(dtype), matrices.astype(dtype)
+        return gradient_of_rows(*narrow, jnp.array(SIZES), jnp.dtype("float32"), interpret=True)
+
+    got = gradient(dy, matrices)
     want = np.zeros((ROWS, 200), np.float32)
     want[:100], want[100:160] = dy[:100] @ matrices[0].T, dy[100:160] @ matrices[2].T
     np.testing.assert_array_equal(got, want)

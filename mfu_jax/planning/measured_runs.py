@@ -23,7 +23,7 @@ from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.flops.analytic.names import EXPERTS
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.step_time.attention_kernels import AS_COMPILED, RunsKernel
-from mfu_jax.planning.step_time.durations import Durations, Efficiencies
+from mfu_jax.planning.step_time.durations import Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.util.user_files import read_text
@@ -307,8 +307,8 @@ def may_save(plan: Plan, left_out: str, run: MeasuredRun) -> float:
         return sum(op["seconds"] for op in plan.ops if "splash" in op["kind"]) / 2
     grouped = [op for op in plan.ops if EXPERTS in op["scope"] and op["kind"] == "matmul"]
     peak = (plan.model_flops or 0) / (plan.mfu or 1.0) / (plan.step_time_seconds or 1.0)
-    others = Durations(target=run.target, efficiencies=Efficiencies()).matmul_share
-    share = Efficiencies().grouped_matmul * others * run.target.chip.clock_with(run.flags)
+    chip = run.target.chip
+    share = Efficiencies().grouped_matmul * chip.clock_with(run.flags) / chip.default_clock
     at_best = sum(op["flops"] for op in grouped) / (share * peak or 1.0)
     return max(0.0, sum(op["seconds"] for op in grouped) - at_best)
 

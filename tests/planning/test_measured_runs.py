@@ -170,21 +170,21 @@ def test_what_a_run_leaves_out_is_in_the_first_line_if_it_may_take_much_of_the_s
 @pytest.mark.parametrize(
     ("chips", "flags", "share"),
     [
-        ({"hardware": "v6e", "device_type": "v6e-8"}, [], 0.8),
-        ({"hardware": "v5p", "device_type": "v5p-8"}, [], 0.92),
-        ({"hardware": "tpu7x", "device_type": "tpu7x-8"}, [], 0.8),
-        ({"hardware": "tpu7x", "device_type": "tpu7x-8"}, [FAST], 0.8 / 0.9),
+        ({"hardware": "v6e", "device_type": "v6e-8"}, [], 0.7),
+        ({"hardware": "v5p", "device_type": "v5p-8"}, [], 0.7),
+        ({"hardware": "tpu7x", "device_type": "tpu7x-8"}, [], 0.7),
+        ({"hardware": "tpu7x", "device_type": "tpu7x-8"}, [FAST], 0.7 / 0.9),
     ],
 )
 def test_experts_kernels_with_the_best_tiles_are_those_of_the_plan(chips, flags, share):
-    """0.875 of what other matmuls reach, as `Durations` has it where no tile is wasted."""
+    """The share that `Durations` has where no tile is wasted."""
     op = {"scope": "layers/moe/experts", "kind": "matmul", "phase": "forward", "seconds": 4.0}
     plan = Plan(
         **{"target": "a", "chips": 8, "fits": True, "model_flops": 10**12},
         **{"mfu": 0.1, "step_time_seconds": 10.0, "ops": (op | {"flops": 10**12},)},
     )
     run = read_run({**RUN, **chips, "xla_flags": flags})
-    assert may_save(plan, EXPERT_TILES, run) == pytest.approx(4 - 1 / (0.875 * share))
+    assert may_save(plan, EXPERT_TILES, run) == pytest.approx(4 - 1 / share)
 
 
 def test_keys_that_mean_nothing_are_named():

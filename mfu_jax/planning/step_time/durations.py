@@ -61,10 +61,10 @@ class Efficiencies:
     Attributes:
         kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted; attention on TPUs
             has its own times (`attention_kernels`).
-        grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit, of what
-            other matmuls reach. Not fitted: between the 0.52 to 0.66 of the peak that their useful
-            FLOPs reach in a profile of a TPU7x (gpu-tpu-pedia, Hunyuan3-295B; its default clock),
-            whose tiles waste some, and `tpu_matmul`.
+        grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit, at a
+            chip's default clock. Not fitted: between the 0.52 to 0.66 of the peak that their useful
+            FLOPs reach in a profile of a TPU7x (gpu-tpu-pedia, Hunyuan3-295B), whose tiles waste
+            some, and `tpu_matmul`.
         matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
@@ -95,7 +95,7 @@ class Efficiencies:
     """
 
     kernel: float = 0.5
-    grouped_matmul: float = 0.875
+    grouped_matmul: float = 0.7
     matmul: float = 0.77
     shared_matmul: float = 0.64
     odd_matmul: float = 0.3
@@ -238,7 +238,7 @@ class Durations:
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
             return self._of_kernel(record, record.flops_by_dtype)
-        share = self.efficiencies.grouped_matmul * self.matmul_share
+        share = self.efficiencies.grouped_matmul / self.target.chip.default_clock
         matmul = visited * self._seconds(record.flops_by_dtype, share)
         return max(matmul, self._hbm_seconds(record))
 

@@ -42,7 +42,7 @@ def test_a_tile_that_two_groups_share_is_multiplied_twice() -> None:
     record = kernel(1, GROUPS + 1, STEPS, STEPS, 1)
     assert visited_share(record) == STEPS / (ROWS // TILE)
     target = parse_target(topology="v5p:2x2x1")  # 459e12 FLOP/s in bf16, by its data sheet
-    shares = Efficiencies(grouped_matmul=0.8, narrow_tpu_matmul=1.0, kernel=0.1)
+    shares = Efficiencies(grouped_matmul=0.8, kernel=0.1)
     durations = Durations(target=target, efficiencies=shares)
     (duration,) = durations.of(record)
     assert duration.cause == "kernel"

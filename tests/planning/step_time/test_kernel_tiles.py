@@ -44,7 +44,7 @@ def test_maxtexts_default_tiles_do_not_divide_deepseeks_hidden_width() -> None:
     share = tiles.visited_share(kernel())
     assert share == pytest.approx((576 + 63) / 576 * 2048 / 1408)
     target = parse_target(topology="v5p:2x2x1")  # 459e12 FLOP/s in bf16, by its data sheet
-    shares = Efficiencies(grouped_matmul=0.5, narrow_tpu_matmul=1.0)
+    shares = Efficiencies(grouped_matmul=0.5)
     (duration,) = Durations(target=target, efficiencies=shares, tiles=tiles).of(kernel())
     assert duration.seconds == pytest.approx(FLOPS * share / 459e12 / 0.5)
 

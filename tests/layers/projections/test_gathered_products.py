@@ -49,7 +49,8 @@ def test_products_read_whole_weights_and_gradients_are_split(policy: str, gather
     lines = [line.strip() for line in text.splitlines()]
     kernels = [line for line in lines if line.endswith("tensor<64x128xbf16>")]
     whole = [line for line in kernels if '<@mesh, [{}, {"tensor"}]>' in line]
-    split = [line for line in kernels if '<@mesh, [{"fsdp", "context", "expert"}' in line]
+    axes = '{"fsdp", "fsdp_transpose", "context", "expert"}'
+    split = [line for line in kernels if f"<@mesh, [{axes}" in line]
     assert len(split) == 2
     assert len(whole) == gathers
     products = [line for line in lines if "dot_general" in line]

@@ -18,12 +18,13 @@ from tests.support.fake_compiler import TEXT
     ("run_flags", "flags", "said"),
     [
         (None, (), "the times hold at --xla_tpu_dvfs_p_state=7"),
+        (None, ("--xla_tpu_dvfs_p_state=3",), "clock state is --xla_tpu_dvfs_p_state=3"),
         ((), (), "clock state is default"),
         ((), ("--xla_tpu_dvfs_p_state=7",), ""),
         (("--xla_tpu_dvfs_p_state=7",), ("--xla_tpu_dvfs_p_state=3",), "p_state=3"),
     ],
 )
-def test_a_clock_state_beside_a_run_is_in_place_of_the_runs(
+def test_a_given_clock_state_is_the_plans_in_place_of_a_runs_too(
     run_flags: tuple[str, ...] | None,
     flags: tuple[str, ...],
     said: str,

@@ -37,9 +37,9 @@ _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler p
 _JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
 _SLICES = "slices out of step"
-# Of a step, for each doubling of its slices, though each sends as much as before: in MaxText's
-# tables (configs/v5e and v5p, README.md), twelve doublings from 4 to 32 slices of four models, and
-# three from 1 to 2 of 512B and 1024B, cost 0.8 to 9.9%, half of them less than this.
+# Of a step, for each doubling of its slices, beside what the walk has for their transfers: in
+# MaxText's tables (configs/v5e and v5p, README.md), twelve doublings from 4 to 32 slices of four
+# models, and three from 1 to 2 of 512B and 1024B, cost 0.8 to 9.9%, half of them less than this.
 _OUT_OF_STEP = 0.036
 
 

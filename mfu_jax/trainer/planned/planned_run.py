@@ -76,7 +76,8 @@ class NearestStep(NamedTuple):
         """
         whole = sum(time_by_cause.values())
         seconds = {cause: time_by_cause.get(cause, 0.0) for cause in UNITS}
-        seconds["transfers"] = whole - sum(seconds.values())
+        links = [cause for cause in time_by_cause if " on " in cause]  # a kind on a link
+        seconds["transfers"] = sum(time_by_cause[cause] for cause in links)
         groups: dict[str, list[str]] = {}
         for lost in self.lost:
             if not lost.work:

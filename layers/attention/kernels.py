@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..jax_internals import cudnn_causal_attention
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 from .ops import (
     CONTEXT,
@@ -41,7 +42,14 @@ def cudnn_flash(x: AttentionInputs) -> jax.Array:
         segments = _in_chunks(x.segment_ids, x.pattern)
         same_segment = (segments[:, :, None] == segments[:, None, :])[:, None]
     if x.v.shape[-1] != x.k.shape[-1]:
-        return _cudnn_with_narrow_values(x, same_segment)
+        return cudnn_causal_attention(
+            x.q,
+            x.k,
+            x.v,
+            mask=same_segment,
+            scale=x.pattern.scale_of(x.q.shape[-1]),
+            window=x.pattern.window or None,
+        )
     window = (x.pattern.window - 1, 0) if x.pattern.window else None
     return jax.nn.dot_product_attention(
         x.q,
@@ -53,22 +61,6 @@ def cudnn_flash(x: AttentionInputs) -> jax.Array:
         local_window_size=window,
         implementation="cudnn",
     )
-
-
-def _cudnn_with_narrow_values(x: AttentionInputs, mask: jax.Array | None) -> jax.Array:
-    """What `jax.nn.dot_product_attention` calls, which itself wants values as wide as keys."""
-    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
-
-    context: jax.Array = dot_product_attention(
-        x.q,
-        x.k,
-        x.v,
-        mask=mask,
-        scale=x.pattern.scale_of(x.q.shape[-1]),
-        mask_type=MaskType.CAUSAL,
-        sliding_window_length=x.pattern.window or None,
-    )
-    return context
 
 
 def _in_chunks(segment_ids: jax.Array, pattern: AttentionPattern) -> jax.Array:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from ..jax_internals import splash_backward
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 from .kernels import splash_of_part
 from .ops import (
@@ -186,20 +187,17 @@ def _run(kernel: Any, queries: _Queries, keys: _Keys) -> Any:
 def _run_backward(kernel: Any, queries: _Queries, keys: _Keys, *of_all: jax.Array) -> Any:
     """The gradients of queries, keys and values by some of the keys.
 
-    JAX has no public name for the backward kernel with the sums of other keys, too.
-
     Args:
         kernel: of these queries and keys.
         queries, keys: its inputs.
         of_all: results and logs of the weights' sums over all keys, and the results' gradient.
     """
-    from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds, splash_attention_kernel
-
-    run = functools.partial(splash_attention_kernel._splash_attention_bwd, **kernel.kwargs)
+    from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
     def of_row(q: Any, k: Any, v: Any, segments: Any, out: Any, logs: Any, dout: Any) -> Any:
         masks = kernel.dq_mask_info, kernel.dkv_mask_info
-        return run(res=(q, k, v, segments, None, out, logs, *masks), do=dout)[3:6]
+        residuals = (q, k, v, segments, None, out, logs, *masks)
+        return splash_backward(residuals, dout, **kernel.kwargs)
 
     segments = SegmentIds(queries.segment_ids, keys.segment_ids)
     return jax.vmap(of_row)(queries.q, keys.k, keys.v, segments, *of_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,17 @@ def test_unstable_names_are_imported_in_one_file_only() -> None:
         for path in (ROOT / "mfu_jax").rglob("*.py")
     }
     assert [path for path, names in found.items() if names] == ["mfu_jax/util/jax_internals.py"]
+
+
+def test_layers_have_private_names_in_one_file_only_and_jax_has_them() -> None:
+    private = re.compile(r"jax\._src|splash_attention_kernel\._")
+    files = (ROOT / "layers").rglob("*.py")
+    found = [path for path in files if private.search(path.read_text(encoding="utf-8"))]
+    assert [path.relative_to(ROOT).as_posix() for path in found] == ["layers/jax_internals.py"]
+    assert exists("jax._src.cudnn.fused_attention_stablehlo.dot_product_attention")
+    assert exists(
+        "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel._splash_attention_bwd"
+    )
 
 
 def test_an_unstable_import_is_recognised() -> None:

@@ -383,6 +383,7 @@ def test_a_wait_that_lasts_is_told_while_it_does(tmp_path: Path) -> None:
     with MetricLogger(sinks=[JsonlSink(path)]) as logger:
         for step in range(3):
             logger.record(step, {"loss": 1.0})
+        logger.flush()  # the log is there
         begin = time.time()
         deadline = time.monotonic() + 30
         with logger.waiting("data"):

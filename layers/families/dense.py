@@ -17,7 +17,17 @@ _GPT_OSS_LIMIT = 7.0
 _ROTATED = 0.25
 
 
-@family("default", "llama2", "mistral", "gpt2", "mixtral")
+@family("default")
+def default(config: Any) -> ModelSpec:
+    """Attention and MLP in parallel, behind one norm (MaxText's DecoderLayer)."""
+    model = uniform(config)
+    layers = (
+        dataclasses.replace(layer, norms=("pre_mixer",), parallel=True) for layer in model.layers
+    )
+    return dataclasses.replace(model, layers=tuple(layers))
+
+
+@family("llama2", "mistral", "gpt2", "mixtral")
 def uniform(config: Any, **attention: Any) -> ModelSpec:
     """Attention, in a window if the config has one, then MLP or experts."""
     mixer = blocks.window(config, blocks.attention(config, **attention))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -35,6 +34,8 @@ class LayerSpec:
         mixer: attention or another token mixer.
         feed_forward: None: only the mixer.
         norms: of `PRE_NORMS` (before a part) and `POST_NORMS` (before its residual connection).
+        parallel: whether both parts read what the mixer's norm gives, and share a residual
+            connection (arXiv 2204.02311, section 2); else one comes after the other.
         streams: residual streams of hyper-connections; 0: a plain residual.
         engram: n-gram memory before the mixer.
         per_layer_width: of this layer's own input; 0: none.
@@ -47,6 +48,7 @@ class LayerSpec:
     mixer: PartSpec
     feed_forward: PartSpec | None = None
     norms: tuple[str, ...] = PRE_NORMS
+    parallel: bool = False
     streams: int = 0
     engram: EngramSpec | None = None
     per_layer_width: int = 0
@@ -68,7 +70,10 @@ class LayerSpec:
 
 
 class Block(nnx.Module):
-    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``, and the spec's additions."""
+    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``, and the spec's additions.
+
+    In parallel, it is ``x + mixer(y) + feed_forward(y)`` with ``y = norm(x)``.
+    """
 
     def __init__(self, spec: LayerSpec, build: Builder) -> None:
         if spec.engram is not None:
@@ -95,10 +100,13 @@ class Block(nnx.Module):
         if spec.engram is not None:
             with jax.named_scope(spec.engram.scope):
                 x = self.engram(x, inputs)
-        x = self._around("mixer", spec.mixer.scope, x, lambda y: self.mixer(y, inputs))
-        if spec.feed_forward is not None:
-            scope = spec.feed_forward.scope
-            x = self._around("mlp", scope, x, lambda y: self.feed_forward(y, inputs))
+        if spec.parallel:
+            y = self._split(self._normed("pre_mixer", x))
+            x = x + (self._run("mixer", y, inputs) + self._run("feed_forward", y, inputs))
+        else:
+            x = self._around("mixer", "mixer", x, inputs)
+            if spec.feed_forward is not None:
+                x = self._around("feed_forward", "mlp", x, inputs)
         if spec.per_layer_width:
             x = self.per_layer_input(x, inputs)
         if spec.scaled:
@@ -110,22 +118,21 @@ class Block(nnx.Module):
             inputs.notes["result"] = x
         return x
 
-    def _around(
-        self, part: str, scope: str, x: jax.Array, run: Callable[[jax.Array], jax.Array]
-    ) -> jax.Array:
+    def _around(self, part: str, norm: str, x: jax.Array, inputs: Inputs) -> jax.Array:
         """A part between its norms and its residual connection."""
 
         def branch(y: jax.Array) -> jax.Array:
-            y = self._split(self._normed(f"pre_{part}", y))
-            with jax.named_scope(scope):
-                y = self._split(run(y))
-            return self._normed(f"post_{part}", y)
+            y = self._split(self._normed(f"pre_{norm}", y))
+            return self._normed(f"post_{norm}", self._run(part, y, inputs))
 
         if not self.spec.streams:
             return x + branch(x)
-        connection = self.mixer_connection if part == "mixer" else self.feed_forward_connection
-        mixed: jax.Array = connection(x, branch)
+        mixed: jax.Array = getattr(self, f"{part}_connection")(x, branch)
         return mixed
+
+    def _run(self, part: str, y: jax.Array, inputs: Inputs) -> jax.Array:
+        with jax.named_scope(getattr(self.spec, part).scope):
+            return self._split(getattr(self, part)(y, inputs))
 
     def _normed(self, name: str, y: jax.Array) -> jax.Array:
         if name not in self.spec.norms:

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from flax import nnx
 from mfu_jax.layers.attention.rope import Rope, apply_rope
+from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.decoder import Decoder, with_moved_biases
 from mfu_jax.layers.feed_forward.mlp import MlpSpec
 from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
 from mfu_jax.layers.stack.stack import segments_of
 
+from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.step import state
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 
@@ -41,7 +44,7 @@ def logits(model: Decoder, tokens: np.ndarray, segments: np.ndarray | None = Non
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("block", ["llama2", "gpt2"])
+@pytest.mark.parametrize("block", ["llama2", "gpt2", "default"])
 def test_no_token_sees_the_future(block: str) -> None:
     model = decoder(decoder_block=block)
     changed = TOKENS.copy()
@@ -134,6 +137,30 @@ def test_projections_and_mlp_are_their_formulas() -> None:
     x = x.reshape(1, 5, 6)
     hidden = np.maximum(x @ mlp.wi_0.kernel[...], 0) * (x @ mlp.wi_1.kernel[...])
     assert_close_as_float32(mlp(x), hidden @ mlp.wo.kernel[...], terms=8)
+
+
+@pytest.mark.full
+def test_parallel_layers_are_their_formula() -> None:
+    # arXiv 2204.02311, section 2, with one norm: x + MLP(norm(x)) + attention(norm(x))
+    model = decoder(decoder_block="default", scan_layers=False, num_decoder_layers=1)
+    block = model.layers.groups[0][0]
+    ones = jnp.ones((1, S), int)
+    inputs = Inputs(tokens=ones, positions=jnp.arange(S)[None], segment_ids=ones)
+    x = np.random.default_rng(0).normal(size=(1, S, 32)).astype(np.float32)
+    y = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5)
+    want = x + np.asarray(block.feed_forward(y, inputs)) + np.asarray(block.mixer(y, inputs))
+    assert_close_as_float32(block(jnp.asarray(x), inputs), want, terms=48)
+
+
+@pytest.mark.parametrize(("block", "norms"), [("default", 3), ("llama2", 5)])
+def test_weights_of_norms(block: str, norms: int) -> None:
+    # MaxText, decoders.py and llama2.py: one or two in each of two layers, and the decoder's.
+    sizes = {"num_decoder_layers": 2, "emb_dim": 32, "mlp_dim": 48, "head_dim": 8}
+    config = pyconfig.from_mapping({}, overrides={**sizes, "decoder_block": block})
+    model = nnx.eval_shape(lambda: state.make_model(config, 0))
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
+    assert sum(leaf.size for path, leaf in leaves if "norm" in str(path)) == 32 * norms
+    assert sum(leaf.size for _, leaf in leaves) == count_parameters(config).total
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ FAMILIES: dict[str, tuple[str, Sizes]] = {
         "llama2",
         {"mlp_activations": [("silu", "linear"), ("gelu",)]},
     ),
+    "default": ("default", WINDOW),
     "mixtral": ("mixtral", EXPERTS),
     "gpt2": ("gpt2", {"use_bias": (False, True)}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "mtp_num_layers": range(0, 3)}),

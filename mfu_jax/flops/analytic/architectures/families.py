@@ -15,7 +15,7 @@ from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
 
 # decoder_block → module.function in this folder
 FAMILIES = {
-    "default": "plain_decoders.dense_decoder",
+    "default": "plain_decoders.default",
     "llama2": "plain_decoders.dense_decoder",
     "mistral": "plain_decoders.dense_decoder",
     "gemma": "plain_decoders.dense_decoder",

@@ -19,6 +19,11 @@ def dense_decoder(config: ModelConfig) -> Layers:
     return _uniform(config)
 
 
+def default(config: ModelConfig) -> Layers:
+    """Attention and MLP in parallel, behind one norm (MaxText's DecoderLayer)."""
+    return _uniform(config, norms=1)
+
+
 def qwen3(config: ModelConfig) -> Layers:
     """Like llama, with norms on queries and keys."""
     return _uniform(config, qk_norm=True)
@@ -35,10 +40,10 @@ def gpt3(config: ModelConfig) -> Layers:
     return _uniform(config.replace(use_bias=True, trainable_position_size=positions))
 
 
-def _uniform(config: ModelConfig, **attention: Any) -> Layers:
+def _uniform(config: ModelConfig, **options: Any) -> Layers:
     """`num_decoder_layers` equal layers."""
     kind = "layers", blocks.layer_mask(config), False
-    return _decoder(config, [kind] * config.num_decoder_layers, **attention)
+    return _decoder(config, [kind] * config.num_decoder_layers, **options)
 
 
 def gemma2(config: ModelConfig) -> Layers:

@@ -19,14 +19,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import sys
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 from absl import flags as absl_flags
 
-from mfu_jax.errors import UserError, first_line
+from mfu_jax.errors import UserError, first_line, two_lines
 from mfu_jax.instrumentation import assembly
 from mfu_jax.instrumentation.jitting import jitted, name_of
 from mfu_jax.instrumentation.options import checked_config
@@ -164,12 +166,15 @@ def add_arguments(parser: argparse.ArgumentParser, *, prefix: str = "") -> None:
 def from_arguments(args: argparse.Namespace, *, prefix: str = "") -> Settings:
     """The settings from the arguments that `add_arguments` added.
 
+    A wrong value ends the program with two lines and exit code 2, as argparse's own errors do.
+
     Args:
         args: from ``parser.parse_args()``.
         prefix: as given to `add_arguments`.
 
     Raises:
-        UserError: a value is wrong, or `add_arguments` was not called.
+        UserError: `add_arguments` was not called.
+        SystemExit: a value is wrong.
 
     >>> parser = argparse.ArgumentParser()
     >>> add_arguments(parser, prefix="mfu_")
@@ -183,7 +188,11 @@ def from_arguments(args: argparse.Namespace, *, prefix: str = "") -> Settings:
             "before parse_args",
             hint="usually that line is missing, or has another prefix; add it",
         )
-    return Settings.of({name: given[f"{prefix}{name}"] for name in _NAMES})
+    try:
+        return Settings.of({name: given[f"{prefix}{name}"] for name in _NAMES})
+    except UserError as error:
+        print(two_lines(f"{Path(sys.argv[0]).name}: error", error), file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def make_logger(

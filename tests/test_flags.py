@@ -209,6 +209,20 @@ def test_a_switch_of_argparse_is_written_as_absls(arguments: list[str], on: bool
     assert flags.from_arguments(parser.parse_args(arguments)).enable_mfu is on
 
 
+@pytest.mark.parametrize("argument", ["--log_period=0", "--flops_source=value"])
+def test_a_wrong_argument_ends_the_program_as_argparses_own_errors_do(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    flags.add_arguments(parser)
+    with pytest.raises(SystemExit) as ended:
+        flags.from_arguments(parser.parse_args([argument]))
+    assert ended.value.code == 2
+    wrong, hint = capsys.readouterr().err.splitlines()
+    assert f"error: {argument.removeprefix('--')}" in wrong
+    assert hint.startswith("hint: usually")
+
+
 def test_a_trainers_own_names_are_not_taken_for_ours(caplog: pytest.LogCaptureFixture) -> None:
     config = {"warmup_steps": 2000, "hardware": "tpu", "model_config": {"width": 8}}
     both = {**config, "log_period": 10, "learning_rate": 0.1}

@@ -41,8 +41,9 @@ class Ledger:
         of_which: parts of `executed` worth knowing; they do not sum to it.
         beyond: what the hardware runs in addition to `executed`, the program's mathematics.
         unit: what the FLOPs are of; a call, if it makes several steps or a part of one.
-        xla_reported: ``compiled.cost_analysis()["flops"]``, or None if XLA reports nothing.
-        causes: from `executed` to `xla_reported`; empty if XLA reports nothing.
+        xla_reported: ``compiled.cost_analysis()["flops"]``; None if it was not given, or XLA
+            reports nothing.
+        causes: from `executed` to `xla_reported`; empty without it.
         notes: what the count could not see, and the choices that it made.
     """
 
@@ -120,7 +121,7 @@ class Ledger:
         """The rows from executed FLOPs to XLA's report."""
         rows = [LedgerRow(f"+ {cause.label}", cause.flops, cause.note) for cause in self.causes]
         if self.xla_reported is None:
-            note = "cost_analysis() gives no number here"
+            note = "not given, or cost_analysis() has none"
             return [*rows, LedgerRow("XLA-reported", None, note)]
         off = "" if self.xla_factor is None else f"{self.xla_factor:.3g} × executed"
         return [*rows, LedgerRow("= XLA-reported", self.xla_reported, off)]

@@ -31,6 +31,7 @@ def test_the_heading_says_what_the_flops_are_of_and_its_rows_are_read_back() -> 
     of_step = compare_flops(model=1000, executed=ExecutedCount(forward=1500))
     of_call = dataclasses.replace(of_step, unit="call")
     assert str(of_step).startswith("  FLOPs per step per device ")
+    assert "not given" in str(of_step).splitlines()[-1]  # nobody asked XLA
     assert str(of_call).startswith("  FLOPs per call per device ")
     assert "FLOPs per call per device" in of_call._repr_html_()
     rows = [row for row in of_step.rows() if row.flops]

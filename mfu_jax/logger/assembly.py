@@ -36,7 +36,7 @@ def with_fields(
     cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
 ) -> tuple[StepCost, LoggerConfig]:
     """`cost` and `config` with the fields given by keyword replaced."""
-    given: list[Any] = [cost or StepCost(model_flops_per_device=0), config or LoggerConfig()]
+    given: list[Any] = [cost or StepCost(model_flops_per_device=None), config or LoggerConfig()]
     names = [[field.name for field in dataclasses.fields(value)] for value in given]
     known = [*names[0], *names[1]]
     if unknown := [name for name in fields if name not in known]:

@@ -74,6 +74,28 @@ def test_without_tokens_no_record_window_file_or_summary_has_their_rate(tmp_path
     assert read.tflops_per_sec_per_device == 0.5
 
 
+def test_without_flops_no_record_file_line_or_summary_has_their_rate(tmp_path: Path) -> None:
+    path, table = tmp_path / "metrics.jsonl", tmp_path / "metrics.csv"
+    stream, short = io.StringIO(), io.StringIO()
+    consoles = [ConsoleSink(stream, line="maxtext"), ConsoleSink(short, line="short")]
+    logger = MetricLogger(
+        tokens_per_device=128, warmup_steps=1, sinks=[JsonlSink(path), CsvSink(table), *consoles]
+    )
+    for step in range(3):
+        logger.record(step, {"loss": 1.0}, step_time_seconds=2.0)
+    assert logger.close().tflops_per_sec_per_device is None
+    for text in (path.read_text(), table.read_text()):
+        assert "tokens_per_sec" in text
+        assert "tflops" not in text
+    # MaxText's line without the one number; its labels find the others.
+    line = "completed step: 2, seconds: 2.000, Tokens/s/device: 64.0, loss: 1.000, MFU: n/a"
+    assert line in stream.getvalue()
+    for text in (stream.getvalue(), short.getvalue()):
+        steps, _, summary = text.partition("summary: ")
+        assert "TFLOP" not in steps
+        assert "n/a TFLOP/s/device" in summary
+
+
 def test_whatever_comes_after_the_last_step_is_no_part_of_it() -> None:
     run = Run()
     run.steps(1.0, 1.0, 1.0)

@@ -62,11 +62,11 @@ def test_breakdown_sums_to_the_total():
 
 def test_a_bundled_name_or_a_file_is_a_config_too(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "gpt2", "n_layer": 2}')
+    sizes = {"n_layer": 2, "n_embd": 24, "n_head": 3, "n_positions": 64, "vocab_size": 100}
+    config = {"model_type": "gpt2", **sizes}
+    path.write_text(json.dumps(config))
     for source in (path, str(path)):
-        assert calculate_tflops_per_device(source) == calculate_tflops_per_device(
-            {"model_type": "gpt2", "n_layer": 2}
-        )
+        assert calculate_tflops_per_device(source) == calculate_tflops_per_device(config)
     theirs = next(r for r in GOLDEN["rows"] if r["model"] == "llama2-7b")
     assert (theirs["per_device_batch_size"], theirs["max_target_length"]) == (1, 2048)
     ours = calculate_tflops_per_device("llama2-7b").total

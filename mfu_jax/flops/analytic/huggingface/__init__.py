@@ -56,6 +56,11 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     >>> from_hf_config({"model_type": "gpt2", "n_layer": 2}).num_decoder_layers
     2
     """
+    return translated(config)[0]
+
+
+def translated(config: Mapping[str, Any]) -> tuple[ModelConfig, Mapping[str, int]]:
+    """The same, and the sizes that the ``config.json`` leaves to its type's defaults."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UserError(
@@ -64,9 +69,9 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
             hint="docs/huggingface.md lists the known ones",
         )
     c = Fields(config, model_type) if model_type in TRANSLATIONS else _text(config)
-    translated = _with_head(c, TRANSLATIONS[c.model_type](c))
+    model = _with_head(c, TRANSLATIONS[c.model_type](c))
     step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
-    return translated.replace(**step)
+    return model.replace(**step), c.left_out
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
@@ -95,7 +100,7 @@ def _text(config: Mapping[str, Any]) -> Fields:
     warnings.warn(
         f"{outer} is counted as its text model, {kind}: images, audio and other parts are not "
         f"counted; --trace lists what else the PyTorch model has",
-        stacklevel=4,
+        stacklevel=5,
     )
     own = {"architectures": config.get("architectures")}
     # The head is the wrapper's (a thinker's), which says whether it is tied, unless it is part of

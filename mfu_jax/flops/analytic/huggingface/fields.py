@@ -38,9 +38,20 @@ class Fields:
         values: the mapping in the file.
         model_type: the model type whose defaults apply.
         path: the mapping's place in the file, for messages (``text_config.``).
+        left_out: where to put the sizes that are read but not in the file, with their defaults.
+
+    Attributes:
+        left_out: as given; shared with the configs made of this one.
     """
 
-    def __init__(self, values: Mapping[str, Any], model_type: str, path: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        model_type: str,
+        path: str = "",
+        left_out: dict[str, int] | None = None,
+    ) -> None:
+        self.left_out = {} if left_out is None else left_out
         self.model_type = model_type
         self._values = values
         self._path = path
@@ -50,13 +61,15 @@ class Fields:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The raw value of a field, else its default in transformers, else `default`."""
-        other = self._other_names
-        names = (name, other.get(name, name), *(k for k, v in other.items() if v == name))
         for source in (self._values, self._defaults):
-            for key in names:
+            for key in self._names(name):
                 if key in source:
                     return source[key]
         return default
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        other = self._other_names
+        return (name, other.get(name, name), *(k for k, v in other.items() if v == name))
 
     def knows(self, name: str) -> bool:
         """Whether the model type has the field; transformers ignores other fields."""
@@ -72,7 +85,7 @@ class Fields:
 
     def with_values(self, /, **values: Any) -> Fields:
         """The same config with some fields set."""
-        return Fields({**self._values, **values}, self.model_type, self._path)
+        return Fields({**self._values, **values}, self.model_type, self._path, self.left_out)
 
     def size(self, name: str, default: int | None = None, *, zero: bool = False) -> int:
         """An integer of at least 1 (at least 0 with `zero`); `default` if null or absent.
@@ -90,6 +103,8 @@ class Fields:
             most = _MOST_LAYERS
         if not least <= value <= most:
             self.fail(name, f"expected a whole number from {least} to {most}")
+        if self._values.keys().isdisjoint(self._names(name)):
+            self.left_out[f"{self._path}{name}"] = value
         return value
 
     def optional_size(self, name: str) -> int:
@@ -138,7 +153,7 @@ class Fields:
                 f"{self._path}{name}.model_type={kind!r} is not known",
                 hint="count_model_flops(fn, *args) counts any JAX function",
             )
-        return Fields(value, kind, f"{self._path}{name}.")
+        return Fields(value, kind, f"{self._path}{name}.", self.left_out)
 
     def quotient(self, name: str, divisor: str, *, floor: bool = False) -> int:
         """``name / divisor``, which must be a whole number.

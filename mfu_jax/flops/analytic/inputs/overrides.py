@@ -66,7 +66,9 @@ def _changes(key: str, source: Any, overrides: dict[str, Any], config: ModelConf
     An override equal to the current value is not reported.
     """
     try:
-        without = overridden(source, {k: v for k, v in overrides.items() if k != key})
+        with warnings.catch_warnings():  # said once, of the model with all overrides
+            warnings.simplefilter("ignore")
+            without = overridden(source, {k: v for k, v in overrides.items() if k != key})
         return without == config or training_model(without) != training_model(config)
     except UserError:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -55,14 +56,23 @@ def overridden(source: Any, overrides: dict[str, Any]) -> ModelConfig:
         config = as_model_config(source)
         return config.replace(**overrides) if overrides else config
     if "model_type" in values or "architectures" in values:
-        return _from_hugging_face(values, overrides)
+        return _from_hugging_face(values, overrides, is_file=isinstance(source, str | Path))
     return config_from_keys(values, inherited, overrides)
 
 
-def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
+def _from_hugging_face(
+    values: dict[str, Any], overrides: dict[str, Any], *, is_file: bool
+) -> ModelConfig:
     # A dozen modules that a bundled model never needs: 5 ms of a 70 ms answer.
-    from mfu_jax.flops.analytic.huggingface import from_hf_config
+    from mfu_jax.flops.analytic.huggingface import translated
 
     name = values.pop("model_name", "")
-    config = from_hf_config(values)
+    config, left_out = translated(values)
+    if is_file and left_out:  # it may be truncated; a mapping is as its author wrote it
+        sizes = ", ".join(f"{field}={size}" for field, size in left_out.items())
+        warnings.warn(
+            f"{name}: the config.json leaves sizes out, which are {values['model_type']}'s "
+            f"defaults: {sizes}",
+            stacklevel=4,
+        )
     return config.replace(**{"model_name": config.model_name or name, **overrides})

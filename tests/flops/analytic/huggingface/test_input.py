@@ -72,6 +72,26 @@ def test_command_counts_a_config_json(tmp_path: Path, capsys: pytest.CaptureFixt
     assert answer["total_tflops"] == 3 * forward / 1e12
 
 
+def test_sizes_that_a_file_leaves_to_its_types_defaults_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    cut = {key: TINY[key] for key in ("model_type", "vocab_size", "hidden_size")}
+    path.write_text(json.dumps({**cut, "num_attention_heads": 2}))
+    main([str(path), "max_target_length=16", "mlp_dim=12", "--json"])
+    said = capsys.readouterr()
+    # LlamaConfig's own, of Llama 7B.
+    sizes = r"llama's defaults: num_hidden_layers=32, intermediate_size=11008$"
+    (note,) = json.loads(said.out)["notes"]
+    assert re.search(sizes, note)
+    assert re.search(sizes, said.err.strip())
+    with pytest.warns(UserWarning, match=sizes):
+        load_model_config(path)
+    path.write_text(json.dumps(TINY))
+    main([str(path), "--json"])
+    assert not json.loads(capsys.readouterr().out)["notes"]
+
+
 def test_overrides_change_the_count() -> None:
     one = load_model_config(TINY, {"num_decoder_layers": 1})
     assert count_parameters(one).total == TINY_PARAMETERS - (2 * 64 + 2 * 32 + 3 * 96 + 16)

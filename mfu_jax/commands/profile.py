@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware import CALIBRATE
+from mfu_jax.storage.targets import check_whole
 from mfu_jax.util.arguments import MODEL_FLOPS, PEAK, Arguments, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import number_of
@@ -68,6 +69,11 @@ def main(argv: Sequence[str]) -> int:
     if len(folders) == 2:
         return _two(folders, page, arguments)
     values = arguments.values
+    if page is not None:
+        page = page or _page_in(folders[0])
+        check_whole(page, "--html")
+    if "perfetto" in values:
+        check_whole(values["perfetto"], "--perfetto")
     by, sort = _tables(values.get("by", "scope,op")), _sort(values.get("sort", "time"))
     depth, top = number_of(values, "depth", int, 0), number_of(values, "top", int, _TOP)
     profile = _read(folders[0], values)
@@ -84,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         from mfu_jax.pages.document import write_page
         from mfu_jax.profiling.report.page import page as page_of
 
-        print(write_page(page or _page_in(folders[0]), page_of(profile, gap)))
+        print(write_page(page, page_of(profile, gap)))
     else:
         from mfu_jax.profiling.report.text import render
 

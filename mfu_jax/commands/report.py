@@ -51,7 +51,7 @@ from mfu_jax.runs.report.plan_comparison import (
 )
 from mfu_jax.runs.report.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import path_of
-from mfu_jax.storage.targets import write_whole
+from mfu_jax.storage.targets import check_whole, write_whole
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.arguments import MODEL, PEAK, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
@@ -132,7 +132,9 @@ def _names(arguments: Arguments) -> tuple[list[str], str]:
             "--json and --html: expected one of them",
             hint="run the command twice",
         )
-    return runs, arguments.values["html"] or _page_of(runs[0])
+    if page := arguments.values["html"]:
+        check_whole(page, "--html")  # before long runs are read
+    return runs, page or _page_of(runs[0])
 
 
 def _page_of(run: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import logging
 import os
@@ -280,14 +281,35 @@ def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None
         if beside:
             raise _has_records(found, what)
         return
-    local = local_path(found, what)
-    file = Path(os.path.realpath(local))
-    if file.is_file() and (_RUN_LOG.search(file.name) or [*run_logs(file)]):
-        raise _has_records(str(local), what)
+    local = _local(found, what)
     try:
         replace_file(local, [content])
     except OSError as error:
         raise unwritable(local, what, error) from error
+
+
+def check_whole(path: str | os.PathLike[str], what: str) -> None:
+    """Checks that `write_whole` can write there, before the work that makes the content.
+
+    A folder is created; a store is not asked, which takes time.
+
+    Raises:
+        UserError: as in `write_whole`.
+    """
+    found = check_path(path, what)
+    if not isinstance(found, Address):
+        folder = os.path.dirname(os.path.realpath(_local(found, what)))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise unwritable(path, what, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _local(path: Path, what: str) -> Path:
+    """The absolute path of a local file that may be replaced, in a folder that exists."""
+    local = local_path(path, what)
+    file = Path(os.path.realpath(local))
+    if file.is_file() and (_RUN_LOG.search(file.name) or [*run_logs(file)]):
+        raise _has_records(str(local), what)
+    return local
 
 
 def _has_records(name: str, what: str) -> UserError:

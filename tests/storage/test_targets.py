@@ -12,7 +12,13 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, filesystem_of
-from mfu_jax.storage.targets import SpooledTarget, file_target, folder_target, write_whole
+from mfu_jax.storage.targets import (
+    SpooledTarget,
+    check_whole,
+    file_target,
+    folder_target,
+    write_whole,
+)
 
 fsspec = pytest.importorskip("fsspec")
 _number = itertools.count()
@@ -190,8 +196,12 @@ def test_a_page_never_replaces_a_runs_records(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds a run's records"):
         write_whole(link, "--html", b"page")
     assert metrics.read_text() == "records"
+    for file in (metrics, log, link, metrics / "page.html", tmp_path):
+        with pytest.raises(UserError, match=r"holds a run's records|cannot be written"):
+            check_whole(file, "--html")
     for name in ("other.jsonl", "page.events.html"):
         other = tmp_path / name
+        check_whole(other, "--html")
         other.write_text("no run's")
         write_whole(other, "FILE", b"new")
         assert other.read_bytes() == b"new"

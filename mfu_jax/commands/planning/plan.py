@@ -60,6 +60,7 @@ from mfu_jax.planning.result.rendering import render
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, compiled_plan, work_of
 from mfu_jax.planning.targets import CHIPS, Target, check_dump, target_of
+from mfu_jax.storage.targets import check_whole
 from mfu_jax.storage.trace_folders import DUMP_SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
@@ -77,6 +78,7 @@ _OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
 _OWN_OF_SWEEP = ("budget", "plans", "compiles")
 _NO_MAXTEXT = "MaxText is not installed: the reference model's step is planned in its place"
 _FORMS = ("--run", "--maxtext", "--sweep")
+_PAGE = "plan.html"
 _number = functools.partial(number_of, kind=float, default=0.0)
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
 
@@ -88,6 +90,8 @@ def main(argv: Sequence[str]) -> int:
     for key in _NUMBERS:
         _number(arguments.values, key)  # report a wrong number before compiling for a minute
     compiler_flags(arguments.values.get("xla_flags", ""))
+    if "html" in arguments.values:
+        check_whole(arguments.values["html"] or _PAGE, "--html")
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
@@ -145,7 +149,7 @@ def _show(arguments: Arguments, plan: Plan) -> int:
         from mfu_jax.pages.document import write_page
         from mfu_jax.planning.result.page import plan_page
 
-        where = write_page(values["html"] or "plan.html", plan_page(plan))
+        where = write_page(values["html"] or _PAGE, plan_page(plan))
         print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
     return 0 if plan.fits else 1
 

@@ -264,6 +264,23 @@ def test_a_run_that_is_no_run_is_not_called_wrong_json(capsys, tmp_path):
         assert shown.err.count("not JSON") == part.count("not JSON")
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_the_compile(
+    capsys, monkeypatch, tmp_path, dump
+):
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(RUN))
+    for compiles in ("_of_dump", "_of_run", "_compiled"):
+        monkeypatch.setattr(f"mfu_jax.commands.planning.plan.{compiles}", lambda *_: 1 / 0)
+    for words in (
+        (dump, "topology=v5e:1x1"),
+        ("topology=v6e-8", "model=llama2-7b"),
+        ("--run", str(run)),
+    ):
+        code, shown = _plan(capsys, *words, f"--html={run / 'page.html'}")
+        assert code == 2
+        assert "cannot be written" in shown.err
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -11,6 +11,7 @@ import pytest
 from mfu_jax.dumps import ModelFlops
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.profile import Profile, read_profile
+from mfu_jax.profiling.report.text import render
 from tests.support import accelerator_traces as traces
 from tests.support.accelerator_traces import MATMUL_FLOPS, NORM_BYTES
 from tests.support.written_profiles import dot, written_profile
@@ -86,6 +87,7 @@ def test_several_devices_and_hosts_are_averaged(tmp_path: Path) -> None:
     profile = read_profile(tmp_path)
     devices = [device.device for device in profile.measured.devices]
     assert devices == ["host0 TPU:0", "host0 TPU:1", "host1 TPU:0"]
+    assert "100.000 µs, mean of 2 steps on each of 3 devices" in render(profile, by=())
     assert profile.measured.step_seconds == pytest.approx(100 * US)
     assert sum(bar.seconds for bar in profile.waterfall) == pytest.approx(100 * US)
     idle = sum(bar.seconds for bar in profile.waterfall if bar.name.startswith("idle"))

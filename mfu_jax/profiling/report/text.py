@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from mfu_jax.profiling.breakdown.program_times import ProgramTime
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
-from mfu_jax.util.formatting import MOST_COLUMNS, columns, percent, printable, seconds_text, short
+from mfu_jax.util.formatting import (
+    MOST_COLUMNS,
+    columns,
+    counted,
+    percent,
+    printable,
+    seconds_text,
+    short,
+)
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
@@ -51,10 +59,12 @@ def render(
 def _head(profile: Profile) -> str:
     measured, count = profile.measured, len(profile.measured.devices)
     kind = profile.program.device_kind or measured.kind or measured.platform
+    where = f" on each of {count} devices" if count > 1 else ""
+    mean = f"mean of {counted(measured.steps, 'step')}{where}"
     lines = [
         ("trace", profile.source),
         ("program", f"{measured.main.module} on {count} × {kind}"),
-        ("step time", f"{seconds_text(measured.step_seconds)}, mean of {measured.steps} on each"),
+        ("step time", f"{seconds_text(measured.step_seconds)}, {mean}"),
         ("MFU", f"{percent(profile.mfu)} of {profile.peaks.main}"),
         ("coverage", f"{percent(profile.coverage)} of device time has its instruction"),
     ]

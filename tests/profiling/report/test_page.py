@@ -112,6 +112,7 @@ def test_the_verdict_comes_first_on_the_page_in_the_text_and_in_the_json(tmp_pat
     assert " ".join(text.split()).startswith(sentence)
     assert max(map(len, text.split("\n\n")[0].splitlines())) <= 100
     assert text.index("advice, ") < text.index("where the peak went")
+    assert re.search(rf"step time +[^\n]*, mean of {profile.measured.steps} steps\n", text)
 
 
 def test_without_advice_its_place_says_so(tmp_path: Path) -> None:

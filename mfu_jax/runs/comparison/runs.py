@@ -165,7 +165,7 @@ class RunComparison:
     def split_text(self) -> str:
         """What the difference of the two runs' steps consists of; empty if it is not notable."""
         least = NOTABLE * self.rows[0].difference.a
-        if not self.is_step_time_decisive or not (parts := _largest(self.split, least)):
+        if not (parts := self._parts):
             return ""
         within = ", ".join(_largest(self.in_step, least).values())
         if _STEP in parts:
@@ -175,7 +175,18 @@ class RunComparison:
     @property
     def verdict(self) -> str:
         """One sentence: which run is faster, by how much, and how certain that is."""
-        return f"B {verdict(self.decisive.speed, *self.steps)}"
+        text = f"B {verdict(self.decisive.speed, *self.steps)}"
+        largest = next(iter(self._parts), _STEP)
+        if largest == _STEP:
+            return text
+        return f"{text}, in its steps alone; beside them, {self._parts[largest]}"
+
+    @property
+    def _parts(self) -> dict[str, str]:
+        """The notable parts of the difference of the two runs' steps, largest first."""
+        if not self.is_step_time_decisive:
+            return {}
+        return _largest(self.split, NOTABLE * self.rows[0].difference.a)
 
     @property
     def is_step_time_decisive(self) -> bool:

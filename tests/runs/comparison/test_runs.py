@@ -147,5 +147,16 @@ def test_the_difference_of_the_steps_is_split(tmp_path: Path) -> None:
     )
     assert found.split_text == text
     assert text in " ".join(found.render().split())
+    assert "beside" not in found.verdict  # the step's difference is the largest
     same = compare_with_runs([read_metrics(a)], read_metrics(a), warmup_steps=0)
     assert not same.split_text
+
+
+def test_the_verdict_names_what_differs_more_than_the_steps(tmp_path: Path) -> None:
+    a = read_metrics(write_run(tmp_path / "a.jsonl", [1.0, 1.01] * 20))
+    waits = {"goodput/data_wait_seconds": 0.5}
+    b = read_metrics(write_run(tmp_path / "b.jsonl", [1.0, 1.01] * 20, **waits))
+    found = compare_with_runs([a], b, warmup_steps=0)
+    assert found.verdict.startswith("B is as fast as A")
+    assert found.verdict.endswith(", in its steps alone; beside them, data wait +500 ms")
+    assert not compare_with_runs([a], a, warmup_steps=0).verdict.endswith("ms")

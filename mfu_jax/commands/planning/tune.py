@@ -43,6 +43,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, load_run
+from mfu_jax.planning.result.plan import StepWork
 from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.targets import (
     CHIPS,
@@ -168,12 +169,14 @@ class _Command:
         devices = None if self.devices is None else dataclasses.asdict(self.devices)
         fixed = dataclasses.asdict(self._config(self.fixed))
         del fixed["webhook_url"]  # a secret, which no trial uses
+        run = self.of_run
         return {
             "fixed": {k: str(v) for k, v in sorted(fixed.items())},
             "target": str(self.target),
             "devices": devices,
             "flags": list(self.flags),
             "versions": dict(cache.installed_versions(sys.executable)),
+            **({} if run is None else {"run": str((run.tiles, run.attention))}),
         }
 
     def evidence_path(self) -> Path:
@@ -266,8 +269,17 @@ class _Command:
                 limits=limits,
                 folder=cache.chosen_folder(self.values),
                 flags=(*self.flags, *(f"{key}={text}" for key, text in flags.items())),
+                run_flags=() if self.of_run else None,  # the run's are among the point's
+                work=self._work(keys),
             )
         )
+
+    def _work(self, keys: Mapping[str, str]) -> StepWork | None:
+        """The work of a step with the run's kernels; None without a run: as the source says."""
+        run, source = self.of_run, self.source
+        if run is None or source is None:
+            return None
+        return dataclasses.replace(source.work(keys), tiles=run.tiles, attention=run.attention)
 
     def run(self, point: Point, seconds: float) -> Trial:
         """A few steps with a point's settings."""

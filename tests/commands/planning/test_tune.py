@@ -8,8 +8,12 @@ import sys
 import pytest
 
 from mfu_jax import cli
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning import step_sources
+from mfu_jax.planning.result import planner
 from mfu_jax.trainer.config.pyconfig import load
 from mfu_jax.trainer.planned.tuned_axes import axes_of
+from tests.support.fake_compiler import TEXT
 
 MAIN = """
 import sys
@@ -115,6 +119,36 @@ def test_a_measured_run_is_where_the_search_begins(tmp_path):
     assert start["settings"]["--xla_tpu_scoped_vmem_limit_kib"] == "65536"
     assert set(start["values"]) == {"flags", "collectives", "per_device_batch_size"}
     assert answer["winner"]["tokens_per_sec_per_chip"] >= start["tokens_per_sec_per_chip"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--xla_tpu_dvfs_p_state=7"]])
+def test_a_search_from_a_run_begins_with_the_plan_of_the_run(flags, tmp_path, monkeypatch, capsys):
+    """At its clock, and with the tiles of its experts' matmuls."""
+    planned = []
+
+    def compiled(request, **_):
+        return ProgramDump(text=TEXT), (), False
+
+    def make_plan(program, target, *, work, flags):
+        planned.append((target.chip.clock_with(flags), work.tiles, work.attention))
+        return planner.make_plan(program, target, work=work, flags=flags)
+
+    monkeypatch.setattr(step_sources.cache, "compile_cached", compiled)
+    monkeypatch.setattr(step_sources, "make_plan", make_plan)
+    run = {
+        **{"hardware": "tpu7x", "topology": "2x2x1", "model_name": "mixtral-8x7b"},
+        **{"per_device_batch_size": 1, "max_target_length": 1024, "remat_policy": "full"},
+        **{"other_flags": {"wi_tile_fwd_batch_seq": 256}, "xla_flags": flags},
+    }
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(run))
+    assert cli.main(["plan", "--run", str(file), "cache="]) == 0
+    words = ("plans=1", "cache=", f"evidence={tmp_path}/evidence.jsonl")
+    assert cli.main(["tune", "--run", str(file), *words]) == 0
+    of_plan, of_tune = planned
+    assert of_tune == of_plan
+    assert (of_plan[0] == 1.0) == bool(flags)
+    assert of_plan[1].tiles["wi_fwd"].rows == 256
 
 
 def test_axes_are_those_of_the_model_and_the_devices():

@@ -102,9 +102,9 @@ def time_on_tpu(
         chip: the chip.
         runs: what the run's kernel does otherwise.
     """
-    rows, unit, clock = _rows(record), chip.matrix_unit, (chip.clock_ghz or 0.0) * 1e9
+    rows, unit, cycles_per_sec = _rows(record), chip.matrix_unit, core_cycles_per_sec(chip)
     arrays = _queries_keys_values(record)
-    if not (rows and arrays and unit and clock):
+    if not (rows and arrays and unit and cycles_per_sec):
         return None
     queries, keys, values = arrays
     products = _row(rows, record.shape.results).products
@@ -112,8 +112,6 @@ def time_on_tpu(
         values.dims[-1] if product in OF_VALUE_WIDTH else queries.dims[-1] for product in products
     ]
     filled = sum(math.ceil(width / unit) * unit for width in widths)
-    peak = chip.peak_flops_per_sec("bf16")
-    cores = round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1
     pairs = flops / (2 * sum(widths))
     steps: float = _grid_steps(record, math.prod(queries.dims[:-2]))
     is_forward = "O" in products
@@ -123,7 +121,16 @@ def time_on_tpu(
     if runs.constant_maximum and is_forward:
         pairs *= _CONSTANT_MAXIMUM
     cycles = pairs / _PAIRS_PER_CYCLE + steps * len(products) * _CYCLES_PER_MATMUL
-    return KernelTime(sum(widths) / filled, cycles / (cores * clock))
+    return KernelTime(sum(widths) / filled, cycles / cycles_per_sec)
+
+
+def core_cycles_per_sec(chip: Chip) -> float:
+    """Cycles per second of all TensorCores of a TPU; 0 if its clock or its units are not known."""
+    unit, clock = chip.matrix_unit, (chip.clock_ghz or 0.0) * 1e9
+    if not (unit and clock):
+        return 0.0
+    peak = chip.peak_flops_per_sec("bf16")
+    return clock * (round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1)
 
 
 def _grid_steps(record: InstructionRecord, heads: int) -> int:

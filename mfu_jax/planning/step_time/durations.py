@@ -18,6 +18,7 @@ from mfu_jax.planning.step_time import links, nccl
 from mfu_jax.planning.step_time.attention_kernels import (
     AS_COMPILED,
     RunsKernel,
+    core_cycles_per_sec,
     half_of_all_pairs,
     time_on_tpu,
 )
@@ -35,6 +36,9 @@ HOST = "host_gbps_per_device"
 HOST_LANES = ("host up", "host down")  # both directions of the bus work at once
 _TAKEN_HOST = "host_gbps_taken"
 _NARROW_UNIT = 128
+# Of a TensorCore's vector units: four instructions on 8 × 128 numbers (scaling book, "How to think
+# about TPUs").
+_VECTOR_OPS_PER_CYCLE = 4 * 8 * 128
 _TYPICAL_HOST = 16  # GB/s, if the chip's is not known (scaling book, "How to think about TPUs")
 
 
@@ -261,12 +265,18 @@ class Durations:
 
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)
+        vector = self._vector_seconds(record)
         if record.flops:
-            matmul = self._seconds(record.flops_by_dtype, self.matmul_share)
-            return Duration("matmul", max(matmul, memory))
+            matmul = record.shape.passes * self._seconds(record.flops_by_dtype, self.matmul_share)
+            return Duration("matmul", max(matmul, memory, vector))
         own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
         memory *= shares.hbm / own.get(record.opcode, shares.hbm)
-        return Duration(_vector_cause(record), memory)
+        return Duration(_vector_cause(record), max(memory, vector))
+
+    def _vector_seconds(self, record: InstructionRecord) -> float:
+        """The time of elementwise operations, without transcendental functions: a lower bound."""
+        rate = _VECTOR_OPS_PER_CYCLE * core_cycles_per_sec(self.target.chip) * self.clock
+        return record.elementwise / rate if rate else 0.0
 
     def _seconds(
         self, flops_by_dtype: Mapping[str, int], efficiency: float, precision: str | None = None

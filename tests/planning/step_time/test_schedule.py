@@ -18,6 +18,7 @@ PERFECT = Efficiencies(**{share.name: 1.0 for share in dataclasses.fields(Effici
 TARGET = parse_target(topology="v5e:2x4")
 MEGABYTES = 45_000_000  # 11,250,000 float32: 1 ms on a link
 PERMUTE = MEGABYTES / 45e9 + 1e-6
+START = 1.2e-6  # of each instruction on arrays
 MILLISECOND = 1_500_000  # cycles
 
 
@@ -255,7 +256,20 @@ def test_a_bare_operation_takes_the_time_of_its_bytes():
     """XLA's cycles of an add that it did not fuse are many times what its bytes need."""
     add = f"  %a = f32[11250000] add(%big, %big), {_cycles(100 * MILLISECOND)}"
     line = _time(_entry(add, _root("x")))
-    assert line.seconds == pytest.approx(3 * MEGABYTES / 819e9)
+    assert line.seconds == pytest.approx(START + 3 * MEGABYTES / 819e9)
+
+
+@pytest.mark.parametrize(("shape", "cycles"), [("f32[8]", 2120), ("f32[]", 0)])
+def test_an_instruction_on_arrays_takes_some_time_however_small(shape, cycles):
+    """2120 cycles at 1.75 GHz are XLA's for the smallest fusions on a v6e; scalars have none."""
+    text = f"""HloModule m
+ENTRY %main (x: {shape}) -> {shape} {{
+  %x = {shape} parameter(0)
+  ROOT %n = {shape} negate(%x)
+}}
+"""
+    line = _time(text, parse_target(topology="v6e-1"))
+    assert line.seconds == pytest.approx(cycles / 1.75e9, rel=0.02, abs=1e-9)
 
 
 def test_no_matmul_is_faster_than_its_peak():
@@ -340,7 +354,7 @@ ENTRY %main (x: f32[512,512], y: f32[512,512]) -> f32[512,512] {
   ROOT %d = f32[512,512]{1,0:T(8,128)} convolution(%x, %y), dim_labels=bf_io->bf, \
 operand_precision={highest,highest}
 }"""
-    assert _time(text).seconds == pytest.approx(6 * 2 * 512**3 / 197e12)
+    assert _time(text).seconds == pytest.approx(START + 6 * 2 * 512**3 / 197e12)
 
 
 def test_a_wait_for_the_link_belongs_to_what_occupies_it():

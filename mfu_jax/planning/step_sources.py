@@ -107,7 +107,7 @@ def compiled_plan(
         except UserError as error:
             unknown = (f"no MFU: {first_line(error)}",)
     given = (*(run_flags or ()), *flags)
-    program, notes, _ = cache.compile_cached(
+    program, notes = cache.compile_cached(
         Request(
             module=source.module,
             target=target,

@@ -32,7 +32,7 @@ def run_logged(
     seconds: float,
     *,
     output: Path | None = None,
-    is_late: Callable[[], bool] = lambda: False,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> int | None:
     """Runs a command, whose output goes to files, and ends it with all that it started.
 
@@ -42,10 +42,10 @@ def run_logged(
         log: for what it says.
         seconds: wall-clock limit.
         output: for its stdout, if that is not in the log.
-        is_late: asked twice a second; True ends the command.
+        is_over: asked twice a second; True ends the command.
 
     Returns:
-        Its exit code; None: it took too long.
+        Its exit code; None: it was ended.
     """
     ends = time.monotonic() + seconds
     with (
@@ -56,7 +56,7 @@ def run_logged(
         ) as child,
     ):
         try:
-            while (left := ends - time.monotonic()) > 0 and not is_late():
+            while (left := ends - time.monotonic()) > 0 and not is_over():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return child.wait(min(left, _POLL_SECONDS))
             return None

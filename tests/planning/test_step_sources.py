@@ -9,7 +9,7 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning import step_sources
-from mfu_jax.planning.compilation.compiling import Limits
+from mfu_jax.planning.compilation.compiling import Compiled, Limits
 from mfu_jax.planning.targets import parse_target
 from tests.support.fake_compiler import TEXT
 
@@ -32,9 +32,9 @@ def test_a_given_clock_state_is_the_plans_in_place_of_a_runs_too(
 ) -> None:
     asked = []
 
-    def compiled(request: Any, **_: Any) -> tuple[ProgramDump, tuple[str, ...], bool]:
+    def compiled(request: Any, **_: Any) -> Compiled:
         asked.append(request.flags)
-        return ProgramDump(text=TEXT), (), False
+        return Compiled(ProgramDump(text=TEXT))
 
     monkeypatch.setattr(step_sources.cache, "compile_cached", compiled)
     source: Any = SimpleNamespace(module="", python="", words=list, identity=dict, named=str)

@@ -19,8 +19,6 @@ as mfu-jax tune does; it prints the fastest that fits as flags.
   hardware=NAME        GPU name, with devices=N
   xla_flags=FLAGS      compiler flags, as in the real run: they change the schedule
   compile_seconds=N    time limit for the compiler (default 1800)
-  code_seconds=N       time limit for a TPU's machine code, which adds XLA's cycle estimates to the
-                       schedule (default 120; in a sweep 0, so that all points are alike)
   compile_gib=N        limit on the host memory that the compiler allocates, excluding libraries
                        that it maps (a tiny step takes 0.4; default: no limit)
   cache=FOLDER         cache of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
@@ -52,7 +50,7 @@ from typing import TYPE_CHECKING
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
+from mfu_jax.planning.compilation.compiling import NO_WAIT, Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, judged, load_run, with_left_out
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
@@ -71,7 +69,7 @@ if TYPE_CHECKING:
 
 _OWN = (
     *(*CHIPS, "html", "cache", "maxtext_python"),
-    *("xla_flags", "compile_seconds", "compile_gib", "code_seconds"),
+    *("xla_flags", "compile_seconds", "compile_gib"),
 )
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
@@ -80,12 +78,17 @@ _NO_MAXTEXT = "MaxText is not installed: the reference model's step is planned i
 _FORMS = ("--run", "--maxtext", "--sweep")
 _PAGE = "plan.html"
 _number = functools.partial(number_of, kind=float, default=0.0)
-_NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
+_NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib")
+_OLD_KEY = "code_seconds"  # of no effect; to be removed after 0.1
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if the step does not fit."""
     arguments = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep", "--html"))
+    if _OLD_KEY in arguments.values:
+        print(f"mfu-jax plan: {NO_WAIT}", file=sys.stderr)
+        kept = tuple(pair for pair in arguments.pairs if pair[0] != _OLD_KEY)
+        arguments = replace(arguments, pairs=kept)
     _check_forms(arguments)
     for key in _NUMBERS:
         _number(arguments.values, key)  # report a wrong number before compiling for a minute
@@ -170,7 +173,7 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
 
 
 def _of_run(arguments: Arguments) -> Plan:
-    limits = ("compile_seconds", "compile_gib", "code_seconds")
+    limits = ("compile_seconds", "compile_gib")
     own = ("maxtext_python", "follow", *limits, "cache", "html", *_OWN_OF_RUN)
     arguments = arguments.checked(own)
     run = load_run(arguments.one_name("file with a run, or -"))
@@ -233,7 +236,6 @@ def _compiled(
 ) -> Plan:
     values = arguments.values
     most = _number(values, "compile_seconds") or Limits.seconds
-    code = 0.0 if "--sweep" in arguments.flags else Limits.code_seconds
     return compiled_plan(
         source,
         target,
@@ -241,7 +243,6 @@ def _compiled(
         limits=Limits(
             seconds=min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
-            code_seconds=_number(values, "code_seconds", default=code),
         ),
         folder=cache.chosen_folder(values),
         flags=compiler_flags(values.get("xla_flags", "")),

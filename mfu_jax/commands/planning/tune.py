@@ -260,13 +260,12 @@ class _Command:
             raise ValueError("no chips to plan for")
         keys, flags = self.keys(point)
         most = number_of(self.values, "compile_seconds", float, Limits.seconds)
-        limits = Limits(seconds=min(most, seconds), code_seconds=0.0)
         return planned(
             lambda: compiled_plan(
                 source,
                 target,
                 keys,
-                limits=limits,
+                limits=Limits(seconds=min(most, seconds)),
                 folder=cache.chosen_folder(self.values),
                 flags=(*self.flags, *(f"{key}={text}" for key, text in flags.items())),
                 run_flags=() if self.of_run else None,  # the run's are among the point's

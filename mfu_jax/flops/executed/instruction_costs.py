@@ -26,7 +26,6 @@ from mfu_jax.flops.executed.records import CONTROL, InstructionRecord, ProgramCo
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import Scope, read_scope
 
-_NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
 _FUSIONS = ("fusion", "fusion-start")
 _CHAIN = re.compile(r'chain_id="(\w+)"')
 
@@ -139,7 +138,6 @@ class _RecordReader:
             hbm_bytes=sum(cost.hbm_bytes for cost in inside.costs),
             collective=collective,
             device_groups=self._groups(inside) if collective else (),
-            estimated_cycles=_estimated_cycles(instruction),
             started_by=_started_by(instruction) or self._ended_chain(inside),
             starts_chain=self._starts_chain(instruction, inside),
             host_bytes=host_bytes(computation, instruction, inside.instructions),
@@ -223,14 +221,6 @@ def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
     for key, number in pairs:
         sums[key] += number
     return dict(sums)
-
-
-def _estimated_cycles(instruction: HloInstruction) -> int | None:
-    config = instruction.backend_config
-    window = config.get("window_config", {}) if isinstance(config, Mapping) else {}
-    text = str(window.get("estimated_cycles", "") if isinstance(window, Mapping) else "")
-    cycles = int(text) if text.isdecimal() else _NO_CYCLES
-    return cycles if cycles < _NO_CYCLES else None
 
 
 def _chain(inside: _Inside, target: str) -> str:

@@ -90,7 +90,6 @@ class InstructionRecord:
         hbm_bytes: bytes that it reads from and writes to HBM.
         collective: the collective that it starts; `Collective.times` is 1.
         device_groups: the devices that exchange data in it; empty if the text does not say.
-        estimated_cycles: XLA's own estimate, which TPU programs carry; None elsewhere.
         started_by: name of the start that this instruction completes (``…-done``, or the last
             fusion of a chain that carries a collective along).
         starts_chain: whether it is the first fusion of such a chain.
@@ -119,7 +118,6 @@ class InstructionRecord:
     hbm_bytes: int = 0
     collective: Collective | None = None
     device_groups: tuple[tuple[int, ...], ...] = ()
-    estimated_cycles: int | None = None
     started_by: str = ""
     starts_chain: bool = False
     host_bytes: int = 0

@@ -72,17 +72,16 @@ def compile_cached(
     """
     if folder is None:
         return compile_known_flags(request, limits=limits, progress=progress)
-    limits = limits or Limits()
     entry = _CacheEntry(folder, key_of(request))
     damage: tuple[str, ...] = ()
     try:
-        if kept := entry.read(limits):
+        if kept := entry.read():
             return kept
     except (UserError, ValueError, KeyError, TypeError, OSError) as error:
         damage = (f"{entry.path} was damaged ({first_line(error)}): compiled again",)
     found = compile_known_flags(request, limits=limits, progress=progress)
     try:
-        entry.write(found, limits)
+        entry.write(found)
     except (UserError, OSError) as error:
         damage = (*damage, f"not kept in the cache: {first_line(error)}")
     return found._replace(notes=(*found.notes, *damage))
@@ -144,26 +143,24 @@ class _CacheEntry:
         self.path = folder / f"{key}.json"
         self.dump = folder / f"{key}.mfu"
 
-    def read(self, limits: Limits) -> Compiled | None:
-        """What was compiled; None if compiling with these limits may add machine code to it."""
+    def read(self) -> Compiled | None:
+        """What was compiled; None if there is no entry."""
         if not self.path.exists():
             return None
         held = json.loads(self.path.read_text(encoding="utf-8"))
-        waited, refusal = held["waited_for_code"], held["refusal"]
-        if waited is not None and limits.code_seconds > float(waited):
-            return None
+        refusal = held["refusal"]
         if refusal is None:
             program: ProgramDump | TooLarge = load(self.dump)
         else:
             scheduled = load(self.dump) if self.dump.exists() else None
             program = TooLarge(**refusal, program=scheduled)
         notes = (*held["left_out"], f"compiled earlier: {self.path.with_suffix('')}")
-        return Compiled(program, notes, waited is None)
+        return Compiled(program, notes)
 
-    def write(self, found: Compiled, limits: Limits) -> None:
+    def write(self, found: Compiled) -> None:
         """Writes the JSON last, so that an entry exists only once it is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        program, left_out, has_code = found
+        program, left_out = found
         refusal = None
         if isinstance(program, TooLarge):
             refusal = {
@@ -172,9 +169,5 @@ class _CacheEntry:
         scheduled = program.program if isinstance(program, TooLarge) else program
         if scheduled:
             write(scheduled, self.dump)
-        held = {
-            "refusal": refusal,
-            "left_out": list(left_out),
-            "waited_for_code": None if has_code else limits.code_seconds,
-        }
+        held = {"refusal": refusal, "left_out": list(left_out)}
         replace_file(self.path, [json.dumps(held).encode()])

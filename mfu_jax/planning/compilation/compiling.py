@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from mfu_jax.planning.compilation.scheduled_text import dump_flags, is_scheduled
 from mfu_jax.planning.targets import Target, target_config
 from mfu_jax.util.child_process import child_environment, run_logged
 
+NO_WAIT = "code_seconds= has no effect: no plan waits for machine code"
 _STAGES = ("tracing", "compiling", "writing")  # progress that a child prints
 # Without these, libtpu looks for attached TPUs and their metadata server.
 _TPU_ENVIRONMENT = {
@@ -104,12 +103,10 @@ class Limits:
     Attributes:
         seconds: wall-clock time.
         memory_bytes: host memory that it allocates, excluding mapped libraries; 0: no limit.
-        code_seconds: wall-clock time for machine code, once a TPU program is scheduled.
     """
 
     seconds: float = 1800.0
     memory_bytes: int = 0
-    code_seconds: float = 120.0
 
 
 class Compiled(NamedTuple):
@@ -118,12 +115,10 @@ class Compiled(NamedTuple):
     Attributes:
         program: the program, or the compiler's figures if it does not fit.
         notes: what was left out.
-        has_code: False for a program that was only scheduled.
     """
 
     program: ProgramDump | TooLarge
     notes: tuple[str, ...] = ()
-    has_code: bool = True
 
 
 def compile_program(
@@ -134,7 +129,7 @@ def compile_program(
 ) -> Compiled:
     """Compiles for chips that are not attached.
 
-    A TPU program whose machine code takes too long, or fails, is returned as scheduled.
+    A TPU's compiler is stopped once the program is scheduled: machine code changes nothing of it.
 
     Args:
         request: the program and the chips.
@@ -154,7 +149,7 @@ def compile_program(
         asked = Path(folder, "request.json")
         asked.write_text(json.dumps(request_json(request)), encoding="utf-8")
         command = [request.python, "-m", request.module, str(asked), str(out)]
-        stages = _Stages(Path(folder, "stages"), dumps, limits, progress)
+        stages = _Stages(Path(folder, "stages"), dumps, progress)
         file = Path(folder, "log")
         code = run_logged(
             command,
@@ -162,37 +157,31 @@ def compile_program(
             file,
             limits.seconds,
             output=stages.path,
-            is_late=stages.is_late,
+            is_over=stages.is_over,
         )
         stages.report()
         log = file.read_text(encoding="utf-8", errors="replace")
-        if code == 0 and out.exists():
-            return Compiled(load(out))
         scheduled = read_scheduled(dumps)
+        if code == 0 and out.exists():
+            return Compiled(scheduled or load(out))
         if refusal := _refusal(log):
             return Compiled(dataclasses.replace(refusal, program=scheduled))
         if scheduled:
-            return Compiled(scheduled, (_why_no_code(code, log, limits),), has_code=False)
+            return Compiled(scheduled)
         return _raise(request, code, log, limits)
 
 
 class _Stages:
     """How far a compiling child process is."""
 
-    def __init__(
-        self, path: Path, dumps: Path, limits: Limits, progress: Callable[[str], None]
-    ) -> None:
-        self.path, self._dumps = path, dumps
-        self._code_seconds, self._progress = limits.code_seconds, progress
-        self._reported, self._ends = 0, math.inf
+    def __init__(self, path: Path, dumps: Path, progress: Callable[[str], None]) -> None:
+        self.path, self._dumps, self._progress = path, dumps, progress
+        self._reported = 0
 
-    def is_late(self) -> bool:
-        """Reports what is new; True once the machine code of a scheduled program takes too long."""
+    def is_over(self) -> bool:
+        """Reports what is new; True once a TPU program is scheduled."""
         self.report()
-        if self._ends == math.inf and is_scheduled(self._dumps):
-            self._progress("machine code")
-            self._ends = time.monotonic() + self._code_seconds
-        return time.monotonic() >= self._ends
+        return is_scheduled(self._dumps)
 
     def report(self) -> None:
         """Reports the stages that the child has printed since."""
@@ -201,16 +190,6 @@ class _Stages:
         for word in printed[self._reported :]:
             self._progress(word)
         self._reported = len(printed)
-
-
-def _why_no_code(code: int | None, log: str, limits: Limits) -> str:
-    if code is None:
-        why = f"no machine code within code_seconds={limits.code_seconds:g}"
-    elif code == -signal.SIGKILL:
-        why = "the compiler was killed at the machine code, usually for want of host memory"
-    else:
-        why = f"the compiler failed at the machine code: {_last_line(log)}"
-    return f"{why}: without XLA's cycles, instructions take the shares of peaks of other programs"
 
 
 def compile_known_flags(

@@ -1,7 +1,7 @@
 """A scheduled TPU program, read from XLA's dumps before machine code is generated.
 
-Generating machine code takes nine tenths of a compile, often more, and changes no instruction: it
-adds XLA's cycle estimates. Schedule, buffers and the verdict on memory are available before.
+Generating machine code takes nine tenths of a compile, often more, and changes no instruction.
+Schedule, buffers and the verdict on memory are available before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How long one instruction takes on a chip: XLA's cycle estimate where it has one, else a roofline.
+"""How long one instruction takes on a chip: a roofline, or a kernel's own model.
 
-An efficiency is the share of a resource's peak that a kind of instruction reaches. `Efficiencies`
-has them for what XLA's cycle estimates do not cover.
+An efficiency is the share of a resource's peak that a kind of instruction reaches. XLA's cycle
+estimates are not used: they come with machine code, after most of a compile, and are no better.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ class Efficiencies:
         odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.
         gpu_attention: cuDNN's attention over long sequences, from the same table.
         gpu_masked_attention: the same with a mask or a bias.
-        tpu_matmul: the same in a TPU program without cycle estimates, on units of 256 × 256 at a
-            chip's default clock: 0.82 in a profile of Qwen3 8B on a v6e
-            (vlasenkoalexey/tpu_performance_autoresearch_wiki); in one large matmul, 0.79 there and
-            0.76 on a TPU7x (yangwhale/gpu-tpu-pedia, v7_perf). Not fitted to a step.
-        narrow_tpu_matmul: on units of 128 × 128: 0.92 in one matmul of 8192 on a v5e (JAX's docs,
+        tpu_matmul: the same on a TPU, with units of 256 × 256 at a chip's default clock: 0.82 in a
+            profile of Qwen3 8B on a v6e (vlasenkoalexey/tpu_performance_autoresearch_wiki); in one
+            large matmul, 0.79 there and 0.76 on a TPU7x (yangwhale/gpu-tpu-pedia, v7_perf). Not
+            fitted to a step.
+        narrow_tpu_matmul: with units of 128 × 128: 0.92 in one matmul of 8192 on a v5e (JAX's docs,
             Pallas TPU, "Matrix Multiplication"). XLA's own cycles come to 0.88 there, 0.90 on a
             v5p, 0.70 on a v6e. Not fitted to a step.
-        tpu_fusion: other fusions in such a program, of the memory bandwidth: additions of 5 GB
-            take 8.02 ms on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree
-            there; for bfloat16 they imply half of it, as they count elements of whatever width.
+        tpu_fusion: other fusions on a TPU, of the memory bandwidth: additions of 5 GB take 8.02 ms
+            on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree there; for
+            bfloat16 they imply half of it, as they count elements of whatever width.
         tpu_copy: copies to another layout, of the memory bandwidth: what XLA's cycles imply for
             32-bit elements.
         hbm: of the memory bandwidth; not fitted.
@@ -98,7 +98,6 @@ class Efficiencies:
             of collectives (openxla/xla, default_collective_perf_table.txtpb); others in `nccl`.
         host: of the bandwidth between HBM and host memory: 28.4 GB/s to a v6e, 29.4 from it, in
             openxla/xprof's trace of four (tests/data).
-        cycles: time at the nominal clock / time of XLA's estimated cycles.
     """
 
     kernel: float = 0.5
@@ -116,7 +115,6 @@ class Efficiencies:
     link: float = 0.9
     nvlink: float = 0.78
     host: float = 0.9
-    cycles: float = 1.0
 
 
 # The range for GPUs, where too few runs were compared. Measured: 0.8 of the peak in the largest
@@ -166,10 +164,10 @@ class Durations:
         """The parts of an instruction in order of execution, its transfer last."""
         if record.is_control:
             return
-        if not (record.collective and record.estimated_cycles is None):
-            yield from self._on_device(record)
         if record.collective:
             yield self._exchange(record, record.collective)
+        else:
+            yield from self._on_device(record)
 
     def _exchange(self, record: InstructionRecord, collective: Collective) -> Duration:
         group = record.device_groups[0] if record.device_groups else ()
@@ -213,13 +211,6 @@ class Durations:
             yield Duration("kernel", self._kernel_seconds(record))
         elif guessed := half_of_all_pairs(record):
             yield Duration("kernel", self._of_kernel(record, guessed))
-        elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
-            clock *= self.clock
-            seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
-            # No matmul is faster than its peak, whatever XLA estimates; its cycles are too few
-            # where float32 runs in six passes.
-            seconds = max(seconds, record.shape.passes * self._seconds(record.flops_by_dtype, 1.0))
-            yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
 
@@ -250,13 +241,9 @@ class Durations:
         return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
-        """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s, without cycles."""
-        return bool(
-            self.target.platform == "tpu"
-            and record.opcode == "custom-call"
-            and record.flops
-            and record.estimated_cycles is None
-        )
+        """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s."""
+        is_custom = self.target.platform == "tpu" and record.opcode == "custom-call"
+        return is_custom and record.flops > 0
 
     def _of_kernel(self, record: InstructionRecord, flops: Mapping[str, int]) -> float:
         """The time of a kernel that multiplies this much."""
@@ -299,17 +286,6 @@ def host_gbps(chip: Chip) -> float:
     """10⁹ bytes/s between a device and host memory, one way; an assumed value if not known."""
     given = chip.interconnect
     return given.get(HOST, given.get(_TAKEN_HOST, _TYPICAL_HOST))
-
-
-def _has_cycles(record: InstructionRecord) -> bool:
-    """Whether XLA has a credible cycle estimate.
-
-    For a single elementwise operation that XLA did not fuse, its estimate is up to 24 times what
-    the bytes need (a broadcast, an add, the sum of partial results after an attention kernel);
-    for fusions it agrees with runs.
-    """
-    is_bare = not record.flops and record.opcode not in ("fusion", "copy", "custom-call")
-    return record.estimated_cycles is not None and not is_bare
 
 
 def _start_seconds(record: InstructionRecord) -> float:

@@ -4,10 +4,10 @@
         [--programs FOLDER] [--write]
 
 Each step is compiled for one chip with and without the fault. A trace of the faulty step is built
-in which every op takes the time of XLA's schedule, `mfu-jax profile` reads that trace, and
-its first advice is compared with the difference between the two schedules. The times are XLA's, not
-from our rules. The exit code is 1 if a fault is not named first, its gain is off by more than 20%,
-or a healthy step gets advice. Needs libtpu: ``pip install 'jax[tpu]'``.
+in which every op takes the time of a plan, `mfu-jax profile` reads that trace, and its first advice
+is compared with the difference between the two plans, which know nothing of the rules. The exit
+code is 1 if a fault is not named first, its gain is off by more than 20%, or a healthy step gets
+advice. Needs libtpu: ``pip install 'jax[tpu]'``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The trace that a TPU would record of a program that ran exactly as XLA's scheduler estimates.
+"""The trace that a TPU would record of a program that ran exactly as a plan predicts.
 
-Every op of the program in order, loops multiplied out, each with the duration of the planner's
-clock: XLA's own cycles, and a roofline for ops without (`mfu_jax.planning.step_time.durations`).
+Every op of the program in order, loops multiplied out, each with the plan's duration
+(`mfu_jax.planning.step_time.durations`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Schedule:
     """A program on a chip.
 
     Args:
-        program: with XLA's cycles.
+        program: compiled for it.
         target: the chip.
     """
 

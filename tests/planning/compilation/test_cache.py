@@ -6,7 +6,7 @@ import lzma
 import pytest
 
 from mfu_jax.planning.compilation.cache import compile_cached, installed_versions, key_of
-from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.compilation.compiling import Request, TooLarge
 from mfu_jax.planning.targets import parse_target
 from tests.support.fake_compiler import TEXT
 
@@ -34,9 +34,9 @@ def _compiles(request):
 
 @pytest.mark.full
 def test_the_second_plan_compiles_nothing(request_, tmp_path):
-    first, notes, _ = compile_cached(request_, folder=tmp_path)
+    first, notes = compile_cached(request_, folder=tmp_path)
     assert (first.as_text(), notes, _compiles(request_)) == (TEXT, (), 1)
-    second, notes, _ = compile_cached(request_, folder=tmp_path)
+    second, notes = compile_cached(request_, folder=tmp_path)
     assert second == first
     assert _compiles(request_) == 1
     assert notes[0].startswith("compiled earlier: ")
@@ -79,8 +79,8 @@ def test_versions_and_xlas_environment_are_in_the_key(request_, monkeypatch):
 @pytest.mark.full
 def test_a_refusal_is_kept_too(request_, tmp_path):
     request = dataclasses.replace(request_, config={**request_.config, "message": REFUSAL})
-    first, _, _ = compile_cached(request, folder=tmp_path)
-    second, _, _ = compile_cached(request, folder=tmp_path)
+    first, _ = compile_cached(request, folder=tmp_path)
+    second, _ = compile_cached(request, folder=tmp_path)
     assert isinstance(first, TooLarge)
     assert second == first
     assert _compiles(request) == 1
@@ -90,7 +90,7 @@ def test_a_refusal_is_kept_too(request_, tmp_path):
 def test_what_was_left_out_is_said_again(request_, tmp_path):
     request = dataclasses.replace(request_, flags=("--xla_old=true",))
     compile_cached(request, folder=tmp_path)
-    _, notes, _ = compile_cached(request, folder=tmp_path)
+    _, notes = compile_cached(request, folder=tmp_path)
     assert notes[0] == "left out, unknown to what is installed: xla_old"
 
 
@@ -100,7 +100,7 @@ def test_what_was_left_out_is_said_again(request_, tmp_path):
 def test_a_damaged_entry_is_compiled_again(request_, tmp_path, suffix, content):
     compile_cached(request_, folder=tmp_path)
     (tmp_path / f"{key_of(request_)}{suffix}").write_bytes(content)
-    program, notes, _ = compile_cached(request_, folder=tmp_path)
+    program, notes = compile_cached(request_, folder=tmp_path)
     assert program.as_text() == TEXT
     assert "was damaged" in notes[0]
     assert _compiles(request_) == 2
@@ -111,25 +111,9 @@ def test_a_damaged_entry_is_compiled_again(request_, tmp_path, suffix, content):
 def test_a_folder_that_cannot_be_written_is_a_note(request_, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    program, notes, _ = compile_cached(request_, folder=blocked / "cache")
+    program, notes = compile_cached(request_, folder=blocked / "cache")
     assert program.as_text() == TEXT
     assert notes[0].startswith("not kept in the cache")
-
-
-@pytest.mark.full
-def test_a_program_without_machine_code_is_compiled_again_for_more_time_only(tmp_path):
-    request = Request(
-        module="tests.support.fake_compiler",
-        target=TARGET,
-        config={"scheduled": True, "seconds": 1.0},
-    )
-    short, shorter, long = (Limits(code_seconds=s) for s in (0.1, 0.0, 30.0))
-    assert not compile_cached(request, folder=tmp_path, limits=short).has_code
-    again = compile_cached(request, folder=tmp_path, limits=shorter)
-    assert not again.has_code
-    assert again.notes[-1].startswith("compiled earlier")
-    assert compile_cached(request, folder=tmp_path, limits=long).has_code
-    assert compile_cached(request, folder=tmp_path, limits=short).has_code
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
         arguments=["old_key=3", "model_name=llama2-7b"],
         log=str(log),
     )
-    program, notes, _ = compile_known_flags(request)
+    program, notes = compile_known_flags(request)
     assert program.as_text() == TEXT
     assert [note.rpartition(": ")[2] for note in notes] == ["xla_old, xla_older", "old_key"]
     assert len(log.read_text().splitlines()) == 3  # compiles: all flags at once, then the key
@@ -78,7 +79,7 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
 @pytest.mark.parametrize("given", [(), ("--xla_on=true",)])
 def test_a_refused_flag_is_switched_off_and_said(given):
     """Left out, it would have its default: libtpu names the flag, set or not."""
-    program, notes, _ = compile_known_flags(_request(given, refuses="xla_on"))
+    program, notes = compile_known_flags(_request(given, refuses="xla_on"))
     assert program.as_text() == TEXT
     assert len(notes) == 1
     assert notes[0].endswith("refuses the flag --xla_on: --xla_on=false is passed")
@@ -199,30 +200,15 @@ def test_a_gpus_description_has_the_fields_of_the_recorded_one():
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("then", "why"),
-    [
-        ({"seconds": 60}, "no machine code within code_seconds=0.2"),
-        ({"crash": signal.SIGSEGV}, "failed at the machine"),
-        ({"crash": signal.SIGKILL}, "was killed at the machine code"),
-    ],
+    "then", [{"seconds": 60}, {"crash": signal.SIGSEGV}, {"crash": signal.SIGKILL}, {}]
 )
-def test_without_machine_code_there_is_the_schedule_and_its_memory(then, why):
+def test_a_scheduled_program_is_taken_with_its_memory_whatever_machine_code_does(then):
     words = []
-    limits = Limits(code_seconds=0.2)
-    request = _request(scheduled=True, **then)
-    program, notes, has_code = compile_program(request, limits=limits, progress=words.append)
-    assert not has_code
-    assert program.as_text() == TEXT
+    began = time.monotonic()
+    program, notes = compile_program(_request(scheduled=True, **then), progress=words.append)
+    assert time.monotonic() - began < 30
+    assert (program.as_text(), notes, words) == (TEXT, (), ["compiling"])
     assert program.memory["peak_memory_in_bytes"] == 3 * 512
-    assert len(notes) == 1
-    assert why in notes[0]
-    assert words[:2] == ["compiling", "machine code"] or then.get("crash")
-
-
-@pytest.mark.full
-def test_the_schedule_of_a_program_that_gets_machine_code_is_not_taken():
-    program, notes, has_code = compile_program(_request(scheduled=True))
-    assert (program.memory, notes, has_code) == (None, (), True)
 
 
 @pytest.mark.full

@@ -6,9 +6,9 @@ from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.schedule import HostBus, Interval, predicted_time
 from mfu_jax.planning.targets import parse_target
+from tests.support.told_work import with_work
 
-TARGET = parse_target(topology="v5e:2x4")  # 1.5 GHz; 16 GB/s to the host are taken
-MILLISECOND = 1_500_000  # cycles
+TARGET = parse_target(topology="v5e:2x4")  # 16 GB/s to the host are taken
 
 
 def carried(start, end):
@@ -56,7 +56,6 @@ LONG, SHORT = 8_000_000, 4_000_000  # float32: 2 ms and 1 ms
 )
 def test_the_program_waits_for_the_short_copy_only(work, milliseconds):
     """A long copy starts, then a short one; work; the short one's end, then the long one's."""
-    cycles = f'{{"window_config":{{"estimated_cycles":"{round(work * MILLISECOND)}"}}}}'
     arguments = ", ".join(
         [f"host_{n}: f32[8,{n}], row_{n}: f32[1,{n}]" for n in (LONG, SHORT)]
         + ["i: s32[], x: f32[8]"]
@@ -67,22 +66,19 @@ def test_the_program_waits_for_the_short_copy_only(work, milliseconds):
         for n, place in ((LONG, 0), (SHORT, 2))
     )
     text = f"""HloModule m, num_partitions=8
-%add (p: f32[8]) -> f32[8] {{
-  %p = f32[8] parameter(0)
-  ROOT %sum = f32[8] add(%p, %p)
-}}
 ENTRY %main ({arguments}) -> f32[8,{LONG}] {{
 {parameters}
   %i = s32[] parameter(4)
   %x = f32[8] parameter(5)
 {_write("a", LONG)}
 {_write("b", SHORT)}
-  %work = f32[8] fusion(%x), kind=kLoop, calls=%add, backend_config={cycles}
+  %work = f32[8] fusion(%x), kind=kLoop, calls=%work_{round(work * 1000)}
 {_done("b", SHORT)}
 {_done("a", LONG, "ROOT ")}
 }}
 """
-    perfect = Efficiencies(host=1.0, cycles=1.0, hbm=1.0)
-    line = predicted_time(instruction_costs(text), Durations(target=TARGET, efficiencies=perfect))
+    costs = instruction_costs(with_work(text))
+    perfect = Efficiencies(host=1.0, hbm=1.0)
+    line = predicted_time(costs, Durations(target=TARGET, efficiencies=perfect))
     assert line.seconds == pytest.approx(milliseconds * 1e-3, rel=1e-6)
     assert line.transfers["host"] == pytest.approx(3e-3)

@@ -19,7 +19,7 @@ from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
 from mfu_jax.planning.result.plan import UNITS, Plan, StepWork, is_much_recomputed
-from mfu_jax.planning.step_time import compared_runs
+from mfu_jax.planning.step_time import compared_runs, links
 from mfu_jax.planning.step_time.attention_kernels import (
     AS_COMPILED,
     executed_by_dtype,
@@ -36,11 +36,12 @@ from mfu_jax.util.formatting import percent
 _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints
 _JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
-_SLICES = "slices out of step"
-# Of a step, for each doubling of its slices, beside what the walk has for their transfers: in
-# MaxText's tables (configs/v5e and v5p, README.md), twelve doublings from 4 to 32 slices of four
-# models, and three from 1 to 2 of 512B and 1024B, cost 0.8 to 9.9%, half of them less than this.
-_OUT_OF_STEP = 0.036
+# Platform → parts that wait for each other, and the share of a step that each doubling of them
+# adds, beside what the walk has for their transfers: the median of published runs that differ in
+# their number alone. Slices: MaxText's tables (configs/v5e and v5p, README.md), twelve doublings
+# from 4 to 32 of four models, and three from 1 to 2 of 512B and 1024B, cost 0.8 to 9.9%. GPU hosts:
+# half of 187 pairs lose 0.2 to 1.6% (held_out_runs.json in scripts/results).
+_OUT_OF_STEP = {"tpu": ("slices", 0.036), "cuda": ("hosts", 0.007)}
 
 
 def _refused(
@@ -117,8 +118,9 @@ def make_plan(
     limiting, bound = max(resources.items(), key=lambda pair: pair[1], default=("", 0.0))
     if bound > line.seconds:
         line.spend(f"bound by {limiting}", bound - line.seconds)
-    if target.slices > 1:
-        line.spend(_SLICES, _OUT_OF_STEP * math.log2(target.slices) * line.seconds)
+    many, share = _OUT_OF_STEP[target.platform]
+    if (parts := links.parts(target, (), target.devices)) > 1:
+        line.spend(f"{many} out of step", share * math.log2(parts) * line.seconds)
     seconds = line.seconds
     memory, limit = _on_the_device(program.memory or {}), target.chip.usable_memory_bytes
     return Plan(

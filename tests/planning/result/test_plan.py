@@ -219,6 +219,19 @@ def test_a_run_at_the_default_clock_computes_more_slowly(text):
     assert make_plan(refused, target, flags=()).time_by_cause == slow.time_by_cause
 
 
+def test_more_hosts_take_longer_than_one():
+    """Llama 3.1 405B in NeMo: 17.5 s on 72 hosts, 17.7 s on 288 (dgxc-benchmarking v25.02)."""
+    program = ProgramDump(text=TEXT)
+    one, few, many = (
+        make_plan(program, parse_target(hardware="h100", devices=8 * hosts))
+        for hosts in (1, 72, 288)
+    )
+    slower = many.step_time_seconds / few.step_time_seconds
+    assert slower == pytest.approx(17.7 / 17.5, abs=0.003)
+    assert "hosts out of step" in few.time_by_cause
+    assert "hosts out of step" not in one.time_by_cause
+
+
 def test_slices_take_longer_than_one():
     """MaxText's table of a 64B model on v5e: 118 TFLOP/s on one slice, 112 on two, 110 on four."""
     program = ProgramDump(text=TEXT)

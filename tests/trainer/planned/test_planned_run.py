@@ -137,6 +137,21 @@ def test_what_xla_makes_of_quantized_slots_on_gpus_is_said(
     assert any("all-reduces" in one.setting for one in lost) == is_said
 
 
+@pytest.mark.parametrize(
+    ("hardware", "quantization", "is_said"),
+    [
+        ({"hardware": "h100", "jax_devices": 64}, "fp8", True),
+        ({"hardware": "h100", "jax_devices": 64}, "int8", False),  # aqt, by row and by column
+        ({"hardware": "v6e", "device_type": "v6e-8"}, "fp8", False),
+    ],
+)
+def test_the_scales_of_maxtexts_fp8_on_gpus_are_another_recipes(hardware, quantization, is_said):
+    pytest.importorskip("qwix")
+    run = {"model_name": "llama2-7b", "per_device_batch_size": 1, "max_target_length": 4096}
+    lost = reference_keys(read_run({**run, **hardware, "quantization": quantization})).lost
+    assert any("one scale per tensor" in one.setting for one in lost) == is_said
+
+
 def test_whole_experts_are_followed_where_each_device_gets_as_many():
     flags = {"fsdp_shard_on_exp": True, "mu_dtype": "bfloat16", "grad_dtype": "bfloat16"}
     run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "other_flags": flags}

@@ -3,7 +3,7 @@
 The number is what a chain of square matmuls reaches on this machine: an honest denominator, but not
 a vendor's peak, so its `source` always says "calibrated". It is kept in the user's cache folder
 (`$MFU_JAX_CACHE_DIR`, else `$XDG_CACHE_HOME/mfu_jax`, else `~/.cache/mfu_jax`), one file for each
-machine, core count, device count, dtype and jax version.
+machine, core count, dtype and jax version.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ _JAX_DTYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a calibrated peak depends on; its fields are the cache key."""
+    """What a calibrated peak depends on. All fields but `device_count` are the cache key.
+
+    A run and who reads its profile may have different numbers of virtual devices, one machine.
+    """
 
     device_kind: str
     model: str
@@ -240,7 +243,8 @@ def cache_path(machine: Machine, dtype: str) -> Path:
 
 def _key(machine: Machine, dtype: str) -> dict[str, Any]:
     # version of the method: raising it invalidates older files
-    return {**machine.__dict__, "dtype": dtype, "method": 1}
+    fields = {name: value for name, value in vars(machine).items() if name != "device_count"}
+    return {**fields, "dtype": dtype, "method": 1}
 
 
 def _read(path: Path, machine: Machine, dtype: str) -> dict[str, float] | None:

@@ -141,16 +141,27 @@ def test_virtual_cpu_devices_share_the_machine(measured: list[str]):
     assert count == 1 or f"1/{count} of the machine" in peak.source
 
 
+def test_any_number_of_virtual_devices_divides_one_measurement(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Two devices train, and a process with one reads their profile."""
+    one = dataclasses.replace(calibration.machine_of(jax.devices()[0]), device_count=1)
+    for count in (2, 1, 8):
+        machine = dataclasses.replace(one, device_count=count)
+        monkeypatch.setattr(calibration, "machine_of", lambda _, machine=machine: machine)
+        assert calibration.calibrate("f32").flops_per_sec == 8e11 / count
+    assert measured == ["fp32"]
+
+
 def test_the_cache_is_keyed_by_everything_that_changes_the_peak(measured: list[str]):
     machine = calibration.machine_of(jax.devices()[0])
     others = [
         dataclasses.replace(machine, usable_cores=machine.usable_cores + 1),
-        dataclasses.replace(machine, device_count=machine.device_count + 1),
         dataclasses.replace(machine, model="another CPU"),
         dataclasses.replace(machine, jax_version="0.0"),
     ]
     paths = {calibration.cache_path(m, "fp32") for m in (machine, *others)}
-    assert len(paths | {calibration.cache_path(machine, "bf16")}) == 6
+    assert len(paths | {calibration.cache_path(machine, "bf16")}) == 5
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def _uniform(value: bool, shape: tuple[int, int]) -> np.ndarray:
 def splash_of_part(pattern: AttentionPattern, heads: int, queries: int, keys: int) -> Any:
     """The kernel of a ring's turn, which returns the sums of its softmax, too, without a gradient.
 
-    As many queries as keys are one device's own, and causal; of others all see all.
+    As many queries as keys are one device's own, and causal; of others all see all. The backward
+    kernel is the fused one whatever `pattern` says: the kernels of MaxText's ring have no other.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 

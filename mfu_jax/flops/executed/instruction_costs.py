@@ -19,7 +19,7 @@ from mfu_jax.flops.executed.costs.reader import CostReader
 from mfu_jax.flops.executed.costs.types import InstructionCost, MatmulCost
 from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
-from mfu_jax.flops.executed.hlo.opcodes import FREE
+from mfu_jax.flops.executed.hlo.opcodes import FREE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import results_of, shape_of, state_of
 from mfu_jax.flops.executed.records import CONTROL, InstructionRecord, ProgramCosts
@@ -135,6 +135,9 @@ class _RecordReader:
             kernels=tuple(sorted({m.cost.kernel for m in matmuls if m.cost.kernel})),
             grid_steps=sum(m.cost.grid_steps for m in matmuls),
             elementwise=sum(cost.elementwise for cost in inside.costs),
+            transcendental=sum(
+                i.shape.size for i in inside.instructions if i.opcode in TRANSCENDENTAL
+            ),
             hbm_bytes=sum(cost.hbm_bytes for cost in inside.costs),
             collective=collective,
             device_groups=self._groups(inside) if collective else (),

@@ -87,6 +87,8 @@ class InstructionRecord:
         kernels: names of the custom kernels that it runs.
         grid_steps: of these kernels' grids, as far as they are known.
         elementwise: FLOPs of everything that is not a matmul, by XLA's rules.
+        transcendental: elements of results of transcendental functions, which XLA does not count
+            as FLOPs.
         hbm_bytes: bytes that it reads from and writes to HBM.
         collective: the collective that it starts; `Collective.times` is 1.
         device_groups: the devices that exchange data in it; empty if the text does not say.
@@ -115,6 +117,7 @@ class InstructionRecord:
     kernels: tuple[str, ...] = ()
     grid_steps: int = 0
     elementwise: int = 0
+    transcendental: int = 0
     hbm_bytes: int = 0
     collective: Collective | None = None
     device_groups: tuple[tuple[int, ...], ...] = ()

@@ -264,9 +264,9 @@ class Durations:
         return Duration(_vector_cause(record), start + max(memory, vector))
 
     def _vector_seconds(self, record: InstructionRecord) -> float:
-        """The time of elementwise operations, without transcendental functions: a lower bound."""
+        """The time of elementwise operations; a transcendental function is one: a lower bound."""
         rate = _VECTOR_OPS_PER_CYCLE * core_cycles_per_sec(self.target.chip) * self.clock
-        return record.elementwise / rate if rate else 0.0
+        return (record.elementwise + record.transcendental) / rate if rate else 0.0
 
     def _seconds(
         self, flops_by_dtype: Mapping[str, int], efficiency: float, precision: str | None = None

@@ -19,7 +19,8 @@ LOOP = """HloModule jit_f, num_partitions=8
   %a = f32[2,3] parameter(0)
   %b = f32[3,4] parameter(1)
   %d = f32[2,4] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, MATMUL
-  ROOT %n = f32[2,4] negate(%d), metadata={op_name="jit(f)/norm/neg"}
+  %h = f32[2,4] tanh(%d)
+  ROOT %n = f32[2,4] negate(%h), metadata={op_name="jit(f)/norm/neg"}
 }
 
 %body (t: (s32[], f32[2,3], f32[3,4])) -> (s32[], f32[2,3], f32[3,4]) {
@@ -67,7 +68,7 @@ def test_a_fusion_in_a_loop_a_collective_and_its_end() -> None:
     assert (fusion.phase, fusion.scope) == ("backward", "mlp/wi")
     assert fusion.flops_by_phase == {"backward": 48}
     assert fusion.hbm_bytes == 4 * (2 * 3 + 3 * 4 + 2 * 4)
-    assert fusion.elementwise == 2 * 4
+    assert (fusion.elementwise, fusion.transcendental) == (2 * 4, 2 * 4)
     start, done = costs.records["g-start"], costs.records["g-done"]
     assert start.collective is not None
     assert (start.collective.kind, start.collective.bytes) == ("all-gather", 4 * 8 * 3)

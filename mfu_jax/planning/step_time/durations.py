@@ -69,9 +69,12 @@ class Efficiencies:
         kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted; attention on TPUs
             has its own times (`attention_kernels`).
         grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit, at a
-            chip's default clock. Not fitted: between the 0.52 to 0.66 of the peak that their useful
-            FLOPs reach in a profile of a TPU7x (gpu-tpu-pedia, Hunyuan3-295B), whose tiles waste
-            some, and `tpu_matmul`.
+            chip's default clock. Not fitted: between `tpu_matmul` and the 0.58 of tokamax's in a
+            profile of a TPU7x, where 534 TFLOP/s are useful (gpu-tpu-pedia, Hunyuan3-295B, 2.7).
+        narrow_grouped_matmul: the same in eight bits, whose peak is twice as high and whose kernels
+            are not twice as fast: 0.42 by what 189 of 192 experts take in a profile of Hy3-295B in
+            fp8, and by the 682 TFLOP/s of useful FLOPs in another (the same page, sections 3.4.7
+            and 2.7). Not fitted to a step.
         matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
@@ -102,6 +105,7 @@ class Efficiencies:
 
     kernel: float = 0.5
     grouped_matmul: float = 0.7
+    narrow_grouped_matmul: float = 0.42
     matmul: float = 0.77
     shared_matmul: float = 0.67
     odd_matmul: float = 0.3
@@ -236,9 +240,18 @@ class Durations:
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
             return self._of_kernel(record, record.flops_by_dtype)
-        share = self.efficiencies.grouped_matmul / self.target.chip.default_clock
-        matmul = visited * self._seconds(record.flops_by_dtype, share)
-        return max(matmul, self._hbm_seconds(record))
+        seconds = sum(
+            self._seconds({dtype: flops}, self._grouped_share(dtype))
+            for dtype, flops in record.flops_by_dtype.items()
+        )
+        return max(visited * seconds, self._hbm_seconds(record))
+
+    def _grouped_share(self, dtype: str) -> float:
+        """The share of a dtype's peak that a grouped kernel reaches."""
+        shares, chip = self.efficiencies, self.target.chip
+        doubles = chip.peak_flops_per_sec(dtype) > chip.peak_flops_per_sec("bf16")
+        share = shares.narrow_grouped_matmul if doubles else shares.grouped_matmul
+        return share / chip.default_clock
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
         """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s."""

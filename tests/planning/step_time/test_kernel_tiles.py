@@ -102,3 +102,29 @@ def test_runs_of_experts_without_slots_have_tiles(
         "other_flags": flags,
     }
     assert (read_run(run).tiles is not None) == has_tiles
+
+
+def test_in_eight_bits_kernels_take_as_long_as_in_a_published_profile() -> None:
+    """Hy3-295B in fp8 on 64 TPU7x, p-state 7: 189 of 192 experts take 85.5 of 282.3 s of a host's
+    eight devices in three steps (gpu-tpu-pedia, TUNING-v7.md, 3.4.7 and 3.4.10).
+    """
+    rows, groups, embed, mlp, layers = 7 * 4096 * 8, 192, 4096, 1536, 79
+    steps = rows // 512 + groups - 1
+    lists = [ArrayShape("s32", (size,)) for size in (1, groups + 1, steps, steps, 1)]
+    arrays = [ArrayShape("f8e4m3fn", (rows, embed)), ArrayShape("f8e4m3fn", (groups, embed, mlp))]
+    record = InstructionRecord(
+        name="kernel.1",
+        module="m",
+        computation="main",
+        opcode="custom-call",
+        op_name="jit(f)/moe/experts/wi_0/pallas_call",
+        runs=1,
+        flops_by_dtype={"f8e4m3fn": 2 * rows * embed * mlp},
+        shape=InstructionShape(operand_arrays=(*lists, *arrays)),
+    )
+    tiles = tiles_of_run({"tile_embed_dim": "2048", "tile_mlp_dim": "1536"}, embed)
+    target = parse_target(topology="tpu7x:4x4x4")
+    times = Durations(target=target, efficiencies=Efficiencies(), tiles=tiles)
+    (duration,) = times.of(record)
+    passes = 3 * 4  # three matrices: forward, again, and both gradients
+    assert layers * passes * duration.seconds == pytest.approx(85.5 / 24 * 192 / 189, rel=0.06)

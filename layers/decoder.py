@@ -105,6 +105,7 @@ class Decoder(nnx.Module):
                 of_layers,
                 scan=config.scan_layers,
                 remat=policy,
+                whole_patterns=config.remat_patterns,
                 first_alone=trains_only_above_the_embedding(config),
             )
         else:

@@ -68,6 +68,7 @@ class Stack(nnx.Module):
         keys: one for each layer, so that scanned and unrolled layers start from the same weights.
         scan: whether repeated patterns are scanned.
         remat: wraps the function of a block; takes ``prevent_cse``.
+        whole_patterns: whether `remat` wraps a repeat of a scanned pattern instead of each block.
         first_alone: whether the first layer stays out of the scan: its input needs no gradient,
             and a scan would compute one.
     """
@@ -80,10 +81,12 @@ class Stack(nnx.Module):
         *,
         scan: bool,
         remat: Remat,
+        whole_patterns: bool = False,
         first_alone: bool = False,
     ) -> None:
         self.segments = segments_of(layers, first_alone) if scan else _single(layers)
         self.remat = remat
+        self.whole_patterns = whole_patterns
         self.groups = nnx.List(
             [nnx.List(blocks_of(segment, keys, build)) for segment in self.segments]
         )
@@ -105,7 +108,8 @@ class Stack(nnx.Module):
         kept: dict[str, Any] = {}
         for segment, blocks in zip(self.segments, self.groups, strict=True):
             split = [nnx.split(block) for block in blocks]
-            run = run_pattern(segment, [graphdef for graphdef, _ in split], self.remat)
+            graphdefs = [graphdef for graphdef, _ in split]
+            run = run_pattern(segment, graphdefs, self.remat, whole=self.whole_patterns)
             here = dataclasses.replace(inputs, kept=kept)
             steps = [weights for _, weights in split], _inputs_of(segment, per_layer)
             x, made, noted = _repeated(run, x, steps, here, is_scanned=segment.repeats > 1)
@@ -127,14 +131,17 @@ def _repeated(
 
 
 def run_pattern(
-    segment: LayerSegment, graphdefs: Sequence[Any], remat: Remat
+    segment: LayerSegment, graphdefs: Sequence[Any], remat: Remat, *, whole: bool = False
 ) -> Callable[..., Any]:
     """One repeat of a pattern: (x, weights of its places, their own inputs, `Inputs`) → x, and what
-    the blocks keep and note.
+    the blocks keep and note; `remat` wraps each block, or a scanned pattern as a whole.
     """
     # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
     options = {"prevent_cse": False} if segment.repeats > 1 else {}
-    blocks = [remat(run_block(graphdef), **options) for graphdef in graphdefs]
+    whole = whole and segment.repeats > 1
+    blocks = [run_block(graphdef) for graphdef in graphdefs]
+    if not whole:
+        blocks = [remat(block, **options) for block in blocks]
     names = _names(segment)
 
     def run(x: jax.Array, weights: Any, own: jax.Array | None, inputs: Inputs) -> Any:
@@ -152,7 +159,7 @@ def run_pattern(
             notes.append(noted)
         return x, (made, notes)
 
-    return run
+    return remat(run, **options) if whole else run
 
 
 def run_block(graphdef: Any) -> Callable[..., Any]:

@@ -121,7 +121,8 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
         UserError: a size of the mesh or of the model is not a number.
     """
     kinds = field_types(Config)
-    keys = {"override_model_config": "true", **_tables()["defaults"], **_sizes_of(run)}
+    defaults = {**_tables()["defaults"], **_tables()["of_family"].get(_family(run), {})}
+    keys = {"override_model_config": "true", **defaults, **_sizes_of(run)}
     lost: list[Lost] = []
     renamed, attention = _tables()["renamed"], _tables()["attention"]
     for name, value in _program_keys(run):
@@ -167,11 +168,14 @@ def _lost(name: str, value: str, needs: str = "") -> Lost:
     return Lost(f"{name}={value}{needs}", work, "" if work else first("touches"))
 
 
+def _family(run: MeasuredRun) -> str:
+    return as_model_config(run.model).decoder_block
+
+
 def _may_fuse(run: MeasuredRun) -> bool:
     """Whether its block can fuse, with as many key/value heads as query heads."""
-    config = as_model_config(run.model)
-    heads = config.attention
-    return config.decoder_block in FUSED_BLOCKS and heads.num_query_heads == heads.num_kv_heads
+    heads = as_model_config(run.model).attention
+    return _family(run) in FUSED_BLOCKS and heads.num_query_heads == heads.num_kv_heads
 
 
 def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:

@@ -91,3 +91,19 @@ def test_saved_after_their_rotation_queries_and_keys_are_projected_again_only_fo
     # Values are saved as they are; a norm's gradient reads what it normalised.
     assert again(**keys, use_qk_norm=True) == AGAIN["save_qkv_proj"] + QKV * 2 // 3
     assert again(remat_policy="save_qkv_proj", use_qk_norm=True) == AGAIN["save_qkv_proj"]
+
+
+def test_a_pattern_as_a_whole_computes_again_what_its_first_layer_hands_on() -> None:
+    keys = {
+        "decoder_block": "qwen3_next",
+        "num_decoder_layers": 2 * L,
+        "inhomogeneous_layer_cycle_interval": 2,
+        "gdn_num_key_heads": N,
+        "gdn_num_value_heads": N,
+        "gdn_key_head_dim": h,
+        "gdn_value_head_dim": h,
+        "gdn_chunk_size": S,
+        "remat_policy": "full",
+    }
+    mlp_out = L * 2 * TOKENS * F * D
+    assert again(**keys, remat_patterns=True) - again(**keys) == mlp_out

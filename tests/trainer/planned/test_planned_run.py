@@ -47,6 +47,21 @@ def test_maxtext_leaves_it_to_xla_when_weights_are_gathered_and_computes_tiles_t
     assert (keys["recompute_logits"], keys["remat_after_rope"]) == ("true", "true")
 
 
+@pytest.mark.parametrize(
+    ("model", "flags", "at_once"),
+    [
+        ("gemma3-12b", {}, "true"),
+        ("gemma4-31b", {}, "false"),
+        ("gemma4-31b", {"remat_patterns": True}, "true"),
+    ],
+)
+def test_maxtext_recomputes_a_scanned_block_at_once_except_gemma_4s(model, flags, at_once):
+    run = {**RUN, "model_name": model, "hardware": "v6e", "device_type": "v6e-8"}
+    keys, lost = reference_keys(read_run({**run, "other_flags": flags}))
+    assert keys["remat_patterns"] == at_once
+    assert lost == ()
+
+
 def test_axes_that_another_stands_for_are_named():
     mesh = {"ici_sequence_parallelism": 2, "ici_pipeline_parallelism": 4}
     keys, lost = reference_keys(

@@ -6,7 +6,7 @@ The changed program is not compiled, so a saving is a limit, not a promise; a sw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
@@ -25,6 +25,14 @@ MOST = 3
 _LEAST = 0.005  # of the step
 _WIDE = ("f32", "f64")
 _AGAIN = ("rematerialized", "xla_rematerialized")
+_LITTLE = 0.06  # of the memory
+# libtpu 0.0.42.1's scheduler hides transfers in 95% of the memory, unless told otherwise
+# (scripts/results/held_out_runs.json).
+_SCHEDULERS_SHARE = "--xla_tpu_scheduler_percent_shared_memory_limit"
+_WHOLE_MEMORY = (
+    "hide transfers in the last 5% of the memory, if the step then fits: "
+    f"xla_flags={_SCHEDULERS_SHARE}=100"
+)
 _WINDOWED = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
 _MORE_MICROBATCHES = "twice the num_pipeline_microbatches=, of half the size: a smaller bubble"
 _INSTEAD = {
@@ -49,7 +57,13 @@ class ProposedChange:
 
 
 def changes(
-    costs: ProgramCosts, durations: Durations, line: PredictedTime, *, is_roomy: bool, free: int
+    costs: ProgramCosts,
+    durations: Durations,
+    line: PredictedTime,
+    *,
+    is_roomy: bool,
+    free: int,
+    flags: Sequence[str] = (),
 ) -> tuple[ProposedChange, ...]:
     """At most three changes, largest first; those that save under 0.5% are left out.
 
@@ -59,9 +73,11 @@ def changes(
         line: the program's timeline.
         is_roomy: whether the memory holds twice the batch.
         free: bytes of memory that the step leaves.
+        flags: compiler flags that are known to be set.
     """
     saved = [
         *_hidden(line, durations.target),
+        *_scheduled_in_all_memory(line, durations.target, free, flags),
         *_without_recomputing(costs, durations, free),
         *_narrower(costs, durations),
         *_on_gpus(costs, durations),
@@ -84,6 +100,16 @@ def _hidden(line: PredictedTime, target: Target) -> Iterator[tuple[str, float]]:
             words += f" (of collective matmuls: {_WINDOWED})"
         yield words, line.by_cause.get(cause, 0.0)
     yield _MORE_MICROBATCHES, line.by_cause.get(BUBBLE, 0.0)
+
+
+def _scheduled_in_all_memory(
+    line: PredictedTime, target: Target, free: int, flags: Sequence[str]
+) -> Iterator[tuple[str, float]]:
+    """Savings from hiding transfers that the scheduler's share of the memory leaves exposed."""
+    is_full = 0 < free < _LITTLE * target.chip.usable_memory_bytes
+    is_set = any(flag.startswith(_SCHEDULERS_SHARE) for flag in flags)
+    if target.platform == "tpu" and is_full and not is_set:
+        yield _WHOLE_MEMORY, sum(s for cause, s in line.by_cause.items() if " on " in cause)
 
 
 def _without_recomputing(

@@ -155,6 +155,7 @@ def make_plan(
             line,
             is_roomy=_is_roomy(memory, target),
             free=limit - memory.get("peak_memory_in_bytes", limit),
+            flags=flags or (),
         ),
         clock_state=target.chip.clock_state,
         notes=(

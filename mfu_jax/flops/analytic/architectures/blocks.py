@@ -186,6 +186,9 @@ def decoder(
     if projected:
         last.append(formulas.projection("project_out", config.emb_dim, width))
     output = head(config, width, bias=tables.head_bias)
+    if tables.output_head and tables.head_transform:
+        last.append(formulas.projection("transform", config.emb_dim, config.emb_dim))
+        last.extend(norms(config, 1, "transform_norm"))
     if tables.output_head:
         last.append(output)
     return (

@@ -152,12 +152,14 @@ def clip(config: ModelConfig) -> Layers:
 def t5(config: ModelConfig) -> Layers:
     """T5: an encoder over the source, a decoder with cross attention; RMSNorm, no bias.
 
-    The first layer of each stack has a table of relative positions: one value per bucket and head.
+    The first layer of each stack, or every layer, has a table of relative positions: one value per
+    bucket and head.
     """
     width, sizes = config.emb_dim, config.feed_forward
     heads, head_dim = config.attention.num_query_heads, config.attention.head_dim
     source = config.step.encoder_length or config.step.max_target_length
-    relative = formulas.table("relative_positions", config.encoder.position_buckets, heads)
+    relative = (formulas.table("relative_positions", config.encoder.position_buckets, heads),)
+    in_first, in_all = ((), relative) if config.encoder.positions_in_every_layer else (relative, ())
 
     def attend(mask: Mask, name: str, tokens: int | None, keys: int | None) -> Components:
         return formulas.attention(
@@ -169,6 +171,7 @@ def t5(config: ModelConfig) -> Layers:
 
     encoder = layer(
         "encoder/layers",
+        *in_all,
         formulas.norm("norms", width, copies=2),
         *attend(Full(queries=source), "attention", source, source),
         *forward(source),
@@ -176,6 +179,7 @@ def t5(config: ModelConfig) -> Layers:
     )
     decoder = layer(
         "decoder/layers",
+        *in_all,
         formulas.norm("norms", width, copies=3),
         *attend(Causal(), "attention", None, None),
         *attend(Full(keys=source), "cross_attention", None, source),
@@ -183,14 +187,14 @@ def t5(config: ModelConfig) -> Layers:
         repeats=config.num_decoder_layers,
     )
     final = formulas.norm("final_norm", width)
-    tables = layer("embedding", formulas.table("tokens", config.vocab_size, width), relative)
+    tables = layer("embedding", formulas.table("tokens", config.vocab_size, width), *in_first)
     if "encoder" in config.encoder.output_heads:
         return (tables, encoder, layer("encoder/head", final))
     return (
         tables,
         encoder,
         layer("encoder/head", final),
-        layer("decoder/embedding", relative),
+        layer("decoder/embedding", *in_first),
         decoder,
         layer("head", final, *_logits(config)),
     )

@@ -117,7 +117,10 @@ def _is_decoder(kind: str) -> bool:
     return kind in TRANSLATIONS and TRANSLATIONS[kind].__module__ != f"{__name__}.encoders"
 
 
-_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForBlockDiffusion")
+_WITH_HEAD = (
+    *("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
+    *("ForBlockDiffusion", "ForMaskedLM"),
+)
 
 
 def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders: BERT, ViT, CLIP, T5, Whisper."""
+"""Encoders and encoder-decoders: BERT, ModernBERT, EuroBERT, ViT, CLIP, T5, Whisper."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
     PLAIN_MLP,
+    decoder,
+    equal_heads,
+    first_of,
     image,
+    layer_types,
     model_type,
     vision_encoder,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
@@ -101,6 +106,33 @@ def _bert(c: Fields, heads: Mapping[str, tuple[str, ...]], prefix: str) -> Model
     )
 
 
+@model_type("eurobert")
+def eurobert(c: Fields) -> ModelConfig:
+    """Llama's layers without a causal mask."""
+    return decoder(c, bidirectional=True, head_bias=c.flag("mlp_bias"))
+
+
+@model_type("modernbert", "modernbert-decoder")
+def modernbert(c: Fields) -> ModelConfig:
+    """Windows of half `local_attention`, the encoder's to both sides.
+
+    The first norm of the first layer follows the embedding instead.
+    """
+    both_ways = c.model_type == "modernbert"
+    interval = c.size("global_attn_every_n_layers", 3)
+    return decoder(
+        c,
+        normalization="layernorm" if c.flag("norm_bias") else "rmsnorm",  # as many weights
+        bidirectional=both_ways,
+        sliding_window_size=c.optional_size("local_attention") // 2 + both_ways,  # with itself
+        layer_types=layer_types(c, first_of(interval, FULL, SLIDING)),
+        head_transform=True,
+        head_bias=c.flag("decoder_bias"),
+        further_vectors=c.size("hidden_size") * c.flag("classifier_bias"),
+        **equal_heads(c),
+    )
+
+
 _VIT_CLASSES = {
     "ViTForImageClassification": ("classifier",),
     "ViTModel": ("pooler",),
@@ -148,14 +180,14 @@ def _clip_part(c: Fields, name: str) -> Fields:
 
 
 _T5_CLASSES = {
-    "T5ForConditionalGeneration": ("logits",),
-    "T5WithLMHeadModel": ("logits",),
-    "T5Model": ("none",),
-    "T5EncoderModel": ("encoder",),
+    "ForConditionalGeneration": ("logits",),
+    "WithLMHeadModel": ("logits",),
+    "Model": ("none",),
+    "EncoderModel": ("encoder",),
 }
 
 
-@model_type("t5")
+@model_type("t5", "mt5", "umt5")
 def t5(c: Fields) -> ModelConfig:
     """Encoder and decoder, equally long if encoder_length is not given.
 
@@ -164,6 +196,7 @@ def t5(c: Fields) -> ModelConfig:
     """
     heads = c.size("num_heads")
     gated = c.text("feed_forward_proj").startswith("gated")
+    classes = {f"{c.model_type.upper()}{name}": of_class for name, of_class in _T5_CLASSES.items()}
     return _encoder(
         c,
         "hf_t5",
@@ -178,7 +211,8 @@ def t5(c: Fields) -> ModelConfig:
         normalization="rmsnorm",
         logits_via_embedding=True,
         position_buckets=c.size("relative_attention_num_buckets"),
-        output_heads=_class_heads(c, _T5_CLASSES),
+        positions_in_every_layer=c.model_type == "umt5",
+        output_heads=_class_heads(c, classes),
     )
 
 

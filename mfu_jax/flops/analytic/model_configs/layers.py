@@ -148,7 +148,8 @@ class EmbeddingConfig(FieldGroup):
     Attributes:
         token_width: width of the token table, if projections convert it to and from the model's.
         embedding_norm: whether a norm with weights follows the embedding.
-        output_head: whether there are logits over the vocabulary; `head_bias`: with a bias.
+        output_head: whether there are logits over the vocabulary; `head_bias`: with a bias;
+            `head_transform`: after a matrix and a norm of their own.
     """
 
     logits_via_embedding: bool = False
@@ -161,6 +162,7 @@ class EmbeddingConfig(FieldGroup):
     embedding_norm: bool = hugging_face(False)
     output_head: bool = hugging_face(True)
     head_bias: bool = hugging_face(False)
+    head_transform: bool = hugging_face(False)
 
 
 @field_group

@@ -115,6 +115,7 @@ class EncoderConfig(FieldGroup):
         projection_width: width in which CLIP compares texts and images.
         num_encoder_layers, encoder_mlp_dim: sizes of an encoder with a decoder.
         position_buckets: rows of T5's relative-position table.
+        positions_in_every_layer: whether not only the first layer has such a table (UMT5).
         audio_bins: mel bins of Whisper's input.
     """
 
@@ -126,4 +127,5 @@ class EncoderConfig(FieldGroup):
     num_encoder_layers: int = hugging_face(0)
     encoder_mlp_dim: int = hugging_face(0)
     position_buckets: int = hugging_face(0)
+    positions_in_every_layer: bool = hugging_face(False)
     audio_bins: int = hugging_face(0)

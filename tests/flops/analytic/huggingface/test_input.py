@@ -186,6 +186,29 @@ def test_bidirectional_windows_reach_to_both_sides() -> None:
     assert wide == 2 * 2 * 8 * (44 + 64 - 33 - 36)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "full", "windowed"),
+    # |i − j| ≤ 4: 12 + 2·(11 + 10 + 9 + 8) pairs of 12²; 0 ≤ i − j < 4: 1 + 2 + 3 + 9·4 of 12·13/2.
+    [("modernbert", 144, 88), ("modernbert-decoder", 78, 42)],
+)
+def test_windows_of_modernbert_are_half_of_local_attention(
+    model_type: str, full: int, windowed: int
+) -> None:
+    config = {**TINY, "model_type": model_type, "local_attention": 8, "max_target_length": 12}
+    wide = {**config, "layer_types": ["full_attention"] * 2}
+    missing = model_flops_per_device(wide, "exact").forward
+    missing -= model_flops_per_device(config, "exact").forward
+    # Layer 1 has a window; two products of width 8.
+    assert missing == 2 * 2 * 8 * (full - windowed)
+
+
+def test_a_bare_modernbert_has_neither_head_nor_its_matrix() -> None:
+    config = {**TINY, "model_type": "modernbert"}
+    bare = count_parameters({**config, "architectures": ["ModernBertModel"]}).total
+    # A matrix, a norm and one bias per word; the tied table stays.
+    assert count_parameters(config).total - bare == 8 * 8 + 8 + 100
+
+
 def test_the_bare_model_has_no_output_head() -> None:
     bare = count_parameters({**TINY, "architectures": ["LlamaModel"]})
     assert bare.total == TINY_PARAMETERS - 800

@@ -272,13 +272,14 @@ def hrm_text(c: Fields) -> ModelConfig:
     graded = max(0, high - len(given)) + sum(min(number, low) for number in given[:high])
     inner = c.with_values(num_hidden_layers=2 * stack)
     sizes = heads(c)
+    gates = sizes["num_query_heads"] * sizes["head_dim"]
     return decoder(
         inner,
         normalization="none",
         attention_gate_width=sizes["head_dim"],
         layer_passes=(high * low,) * stack + (high,) * stack,
         graded_passes=(graded,) * stack + (high,) * stack,
-        further_vectors=c.size("hidden_size"),
+        further_vectors=c.size("hidden_size") + 2 * stack * gates * c.flag("attention_bias"),
         **sizes,
     )
 

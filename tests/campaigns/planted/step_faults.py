@@ -16,6 +16,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+from mfu_jax.layers.feed_forward.mlp import Mlp
 from mfu_jax.layers.projections import linears
 
 Plant = Callable[[], contextlib.AbstractContextManager[object]]
@@ -69,16 +70,16 @@ def _in_float32(precision: str) -> Plant:
     """The MLPs, and nothing else, compute in float32: a GPU in TF32 by default."""
 
     def plant() -> Any:
-        make, call = linears.Mlp.__init__, linears.Mlp.__call__
+        make, call = Mlp.__init__, Mlp.__call__
 
-        def init(self: Any, build: Any, *args: Any, **kwargs: Any) -> None:
-            make(self, dataclasses.replace(build, dtype=jnp.dtype("float32")), *args, **kwargs)
+        def init(self: Any, spec: Any, build: Any) -> None:
+            make(self, spec, dataclasses.replace(build, dtype=jnp.dtype("float32")))
 
         def wide(self: Any, x: jax.Array, inputs: Any = None) -> jax.Array:
             with jax.default_matmul_precision(precision):
                 return call(self, x.astype(jnp.float32), inputs).astype(x.dtype)
 
-        return mock.patch.multiple(linears.Mlp, __init__=init, __call__=wide)
+        return mock.patch.multiple(Mlp, __init__=init, __call__=wide)
 
     return plant
 

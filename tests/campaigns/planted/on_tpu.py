@@ -13,21 +13,28 @@ advice. Needs libtpu: ``pip install 'jax[tpu]'``.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from mfu_jax.dumps.files import load, write
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.instrumentation.counts import model_flops
+from mfu_jax.planning.compilation.scheduled_text import dump_flags, is_scheduled, read_scheduled
 from mfu_jax.planning.targets import Target, parse_target
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.run.run_logger import model_of
+from mfu_jax.util.child_process import run_logged
 from tests.campaigns.planted.judging import Judged, add_arguments, judge, verdict
 from tests.campaigns.planted.scheduled_trace import Schedule, write_scheduled
 from tests.campaigns.planted.step_faults import FAULTS, Side
 from tests.support.absent_devices import TPU_ENVIRONMENT
 
 _WHAT = "faults in the step on an absent TPU v6e"
+_COMPILE_SECONDS = 600.0
 _HEAD = ("fault", "step", "advice", "gain", "scheduled", "off", "others")
 
 
@@ -36,11 +43,10 @@ def main(argv: Sequence[str]) -> int:
     add_arguments(parser)
     parser.add_argument("--topology", default="v6e:2x4", help="whose first chip it is")
     parser.add_argument("--programs", type=Path, help="keeps compiled programs, and takes them")
-    parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.compile:
-        name, path = arguments.compile
-        _compile(_side(name), arguments.topology, Path(path))
+        _compile(_side(arguments.compile), arguments.topology)
         return 0
     names = arguments.only.split(",") if arguments.only else list(FAULTS)
     with tempfile.TemporaryDirectory() as folder:
@@ -59,19 +65,13 @@ def _side(name: str) -> Side:
     return getattr(FAULTS[fault], side) if fault else Side()
 
 
-def _compile(side: Side, topology: str, path: Path) -> None:
+def _compile(side: Side, topology: str) -> None:
     """Compiles in a separate process, because libtpu must be used by one process alone."""
-    from mfu_jax.dumps.recording import record
-    from mfu_jax.instrumentation.counts import model_flops
-    from mfu_jax.trainer.config import pyconfig
     from mfu_jax.trainer.planned.planned_step import lower
-    from mfu_jax.trainer.run.run_logger import model_of
     from tests.support.absent_devices import devices
 
     with side.plant():
-        lowered = lower(side.words, devices("tpu", topology)[:1])
-    model = model_flops(model_of(pyconfig.load(side.words)))
-    write(record(lowered.compile(), model=model), path)
+        lower(side.words, devices("tpu", topology)[:1]).compile()
 
 
 def _program(name: str, topology: str, programs: Path) -> Path:
@@ -79,10 +79,28 @@ def _program(name: str, topology: str, programs: Path) -> Path:
     name = "healthy" if _side(name) == Side() else name
     path = programs / f"{topology} {name}.mfu"
     if not path.exists():
-        command = [sys.executable, "-m", "tests.campaigns.planted.on_tpu", "--topology", topology]
-        environment = {**os.environ, **TPU_ENVIRONMENT, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-        subprocess.run([*command, "--compile", name, str(path)], env=environment, check=True)
+        model = model_flops(model_of(pyconfig.load(_side(name).words)))
+        write(dataclasses.replace(_scheduled_program(name, topology), model=model), path)
     return path
+
+
+def _scheduled_program(name: str, topology: str) -> ProgramDump:
+    """A program as a plan has it: its compiler is stopped once it is scheduled."""
+    command = [sys.executable, "-m", "tests.campaigns.planted.on_tpu", "--topology", topology]
+    with tempfile.TemporaryDirectory() as folder:
+        dumps, log = Path(folder, "xla"), Path(folder, "log")
+        own = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": dump_flags(dumps)}
+        environment = {**os.environ, **TPU_ENVIRONMENT, **own}
+        run_logged(
+            [*command, "--compile", name],
+            environment,
+            log,
+            _COMPILE_SECONDS,
+            is_over=lambda: is_scheduled(dumps),
+        )
+        if program := read_scheduled(dumps):
+            return program
+        raise RuntimeError(f"{name} was not scheduled: {log.read_text()}")
 
 
 def _row(name: str, topology: str, programs: Path, folder: Path) -> Judged:

@@ -79,7 +79,7 @@ class Efficiencies:
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
             Fitted to 14 runs on 64 to 512 GPUs, whose median error it makes 0 beside what hosts
-            wait for each other; half of 14 others are within 3.5% (held_out_runs.json there).
+            wait for each other; half of 14 others are within 2.1% (held_out_runs.json there).
         odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.
         gpu_attention: cuDNN's attention over long sequences, from the same table.
         gpu_masked_attention: the same with a mask or a bias.

@@ -31,6 +31,7 @@ from mfu_jax.flops.executed.attribution.value_graph import value_graph
 from mfu_jax.flops.executed.control_flow.call_graph import CallGraph
 from mfu_jax.flops.executed.control_flow.execution_counts import ExecutionCounter
 from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.costs.reader import CostReader
 from mfu_jax.flops.executed.costs.types import ComputationCost, unaccounted
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
@@ -220,7 +221,8 @@ class ProgramCounter:
         """The matmuls by phase, scope, dtype and kernel."""
         sums = MatmulSums()
         ids = {id(item.matmul.instruction) for item, _ in matmuls}
-        replicas = replicas_of(self.module, self.program, ids)
+        literals = Literals(self.reader.dataflow, lambda: None)
+        replicas = replicas_of(self.module, self.program, ids, literals)
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mfu_jax.flops.executed.costs.literals import Literals, numbers_by_device
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import DIFFER_BY_DEVICE
@@ -36,7 +37,12 @@ _MOST_LOOP_PASSES = 8
 
 
 def replicas_of(
-    module: HloModule, program: Any, wanted: Set[int], *, alike: Set[int] = frozenset()
+    module: HloModule,
+    program: Any,
+    wanted: Set[int],
+    literals: Literals,
+    *,
+    alike: Set[int] = frozenset(),
 ) -> dict[int, ReplicaGroups]:
     """For each wanted instruction that runs, by ``id``, the devices with the same result.
 
@@ -44,6 +50,7 @@ def replicas_of(
         module: the parsed program.
         program: the compiled program, or its text.
         wanted: the ``id`` of instructions, such as its matmuls.
+        literals: what devices compute from their numbers, such as offsets.
         alike: numbers of parameters that are taken to be the same on every device, so that only
             the others tell devices apart.
 
@@ -53,7 +60,7 @@ def replicas_of(
     devices = module.header_int("num_partitions")
     if devices == 1 or module.header_int("replica_count") > 1:
         return {}
-    walk = _ReplicaWalk(module, devices, wanted)
+    walk = _ReplicaWalk(module, devices, wanted, literals)
     entry = module.entry
     given: list[Replicas] = [walk.different] * (max(entry.parameters, default=-1) + 1)
     for number, sharding in parameter_shardings(module, program).items():
@@ -131,9 +138,12 @@ _BY_PLACE = frozenset({"reduce-scatter", "all-to-all"})  # each device of a grou
 class _ReplicaWalk:
     """Follows values through the computations of a program."""
 
-    def __init__(self, module: HloModule, devices: int, wanted: Set[int]) -> None:
+    def __init__(
+        self, module: HloModule, devices: int, wanted: Set[int], literals: Literals
+    ) -> None:
         self.module = module
         self.wanted = wanted
+        self.literals = literals
         # Equal groups are one object: fast to compare.
         self.kept: dict[ReplicaGroups, ReplicaGroups] = {}
         self.same = self.one(0 for _ in range(devices))
@@ -173,6 +183,8 @@ class _ReplicaWalk:
                     result = operands[0]
                 else:
                     result = self._whole(operands)
+            if result is different:
+                result = self._numbered(computation, instruction)
             held[instruction.name] = result
             if id(instruction) in wanted:
                 groups = self._whole(result)
@@ -180,6 +192,13 @@ class _ReplicaWalk:
                 self.found[id(instruction)] = self._merge(before, groups)
         self.depth -= 1
         return held[computation.root.name]
+
+    def _numbered(self, computation: HloComputation, instruction: HloInstruction) -> ReplicaGroups:
+        """The devices with the same integer, where it follows from their numbers: an offset."""
+        if instruction.opcode in DIFFER_BY_DEVICE or instruction.shape.size != 1:
+            return self.different
+        found = numbers_by_device(self.literals, computation, instruction)
+        return self.different if found is None else self.one(_canonical(found))
 
     def _tuple(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         return operands

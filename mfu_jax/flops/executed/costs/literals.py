@@ -132,3 +132,14 @@ class Literals:
             reads_device=any(operand.reads_device for operand in operands),
             elided=any(operand.elided for operand in operands),
         )
+
+
+def numbers_by_device(
+    literals: Literals, computation: HloComputation, instruction: HloInstruction
+) -> tuple[int, ...] | None:
+    """The integer that each device computes from its own number; None if it is not known."""
+    try:
+        found = literals.on_each_device(literals.dataflow.frame_of(computation), instruction)
+    except (UnknownValueError, ValueError, IndexError):
+        return None
+    return None if found is None else tuple(found)

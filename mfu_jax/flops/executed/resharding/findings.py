@@ -34,7 +34,7 @@ from mfu_jax.flops.executed.attribution.replication import (
 )
 from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul
 from mfu_jax.flops.executed.costs.collectives import KINDS, is_further_link, read_collective
-from mfu_jax.flops.executed.costs.literals import Literals
+from mfu_jax.flops.executed.costs.literals import Literals, numbers_by_device
 from mfu_jax.flops.executed.counting import ProgramCounter
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
@@ -49,7 +49,6 @@ from mfu_jax.flops.executed.resharding.specs import (
     Merged,
     Spec,
     Specs,
-    numbers_by_device,
     words,
 )
 from mfu_jax.flops.scopes import Scope, read_scope
@@ -209,7 +208,7 @@ class _Doctor:
 
     def _varies(self, computation: HloComputation, offset: HloInstruction, groups: _Groups) -> bool:
         """Whether an offset is known to differ within a group: a slice along what was gathered."""
-        numbers = numbers_by_device(self.literals, Value(computation, offset))
+        numbers = numbers_by_device(self.literals, computation, offset)
         return numbers is not None and not _is_same(numbers, groups)
 
     def _of_moved(self, exchange: _Exchange) -> Kind | Literal[""]:
@@ -268,7 +267,9 @@ class _Doctor:
         parts = len(set(self._batch))
         if parts == 1 or not self._state_numbers:
             return []
-        held = replicas_of(self.module, self.counter.program, self.ids, alike=self._state_numbers)
+        held = replicas_of(
+            self.module, self.counter.program, self.ids, self.literals, alike=self._state_numbers
+        )
 
         def is_lost(instruction: HloInstruction) -> bool:
             groups = held.get(id(instruction))
@@ -411,7 +412,7 @@ class _Doctor:
 
     @functools.cached_property
     def _all_held(self) -> dict[int, ReplicaGroups]:
-        return replicas_of(self.module, self.counter.program, self.ids)
+        return replicas_of(self.module, self.counter.program, self.ids, self.literals)
 
     def _held(self, instruction: HloInstruction) -> ReplicaGroups:
         return self._all_held.get(id(instruction)) or tuple(range(self.devices))

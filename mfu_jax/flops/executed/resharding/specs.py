@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mfu_jax.flops.executed.attribution.replication import tile_numbers
-from mfu_jax.flops.executed.costs.literals import Literals
+from mfu_jax.flops.executed.costs.literals import Literals, numbers_by_device
 from mfu_jax.flops.executed.hlo.dimensions import origins
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.uses import Value, made_of
-from mfu_jax.flops.executed.hlo.value_refs import UnknownValueError
 
 Axes = tuple[str, ...]
 
@@ -153,23 +152,12 @@ class Specs:
         for dim, name in enumerate(instruction.operands[1:]):
             if whole[dim] == instruction.shape.dims[dim]:
                 continue
-            offset = Value(computation, computation[name])
-            numbers = numbers_by_device(self.literals, offset)
+            numbers = numbers_by_device(self.literals, computation, computation[name])
             axes = None if numbers is None else self.axes_that_tell_apart(numbers)
             before = found[dim]
             is_known = not (axes is None or before is None or isinstance(before, Merged))
             found[dim] = (*(before or ()), *(axes or ())) if is_known else None
         return tuple(found)
-
-
-def numbers_by_device(literals: Literals, value: Value) -> tuple[int, ...] | None:
-    """The integer that each device computes from its own number; None if it is not known."""
-    frame = literals.dataflow.frame_of(value.computation)
-    try:
-        found = literals.on_each_device(frame, value.instruction)
-    except (UnknownValueError, ValueError, IndexError):
-        return None
-    return None if found is None else tuple(found)
 
 
 def words(spec: Spec | None) -> str:

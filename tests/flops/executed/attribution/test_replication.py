@@ -85,6 +85,17 @@ def all_reduce(groups: str) -> str:
     return f"%a = f32[2,2] all-reduce(%x), channel_id=1, replica_groups={groups}, to_apply=%add"
 
 
+def looked_up(numbers: str) -> str:
+    """Every device adds its own entry of a table."""
+    return f"""%i = u32[] partition-id()
+  %table = s32[4] constant({numbers})
+  %own = s32[1] dynamic-slice(%table, %i), dynamic_slice_sizes={{1}}
+  %number = s32[] bitcast(%own)
+  %float = f32[] convert(%number)
+  %same = f32[2,2] broadcast(%float), dimensions={{}}
+  %a = f32[2,2] add(%x, %same)"""
+
+
 @pytest.mark.parametrize(
     ("body", "x", "repeats"),
     [
@@ -127,6 +138,10 @@ def all_reduce(groups: str) -> str:
             "{replicated}",
             0,
         ),
+        (looked_up("{0, 4, 0, 4}"), "{replicated}", 2),
+        (looked_up("{7, 7, 7, 7}"), "{replicated}", 3),
+        (looked_up("{0, 1, 2, 3}"), "{replicated}", 0),
+        (looked_up("{0, 4, 0, 4}"), "{devices=[2,1,2]<=[4] last_tile_dim_replicate}", 0),
         (
             "%a = f32[2,2] all-to-all(%x), replica_groups={{0,1,2,3}}, dimensions={0}",
             "{devices=[1,4]<=[4]}",

@@ -4,8 +4,9 @@ A TPU's kernel multiplies block by block, and its vector units form the softmax 
 its gradient, before the next matmul can begin: the two do not overlap. Each step of its grid costs
 some cycles a matmul besides, also where the mask lets it skip the block. The two constants are
 fitted to 16 published times of JAX's splash kernel alone on a v6e, forward and backward, with
-blocks of 512 to 2048: each within 6% (attention_kernels.json in scripts/results). Neither is
-fitted to a step.
+blocks of 512 to 2048: each within 6% (attention_kernels.json in scripts/results), as are tokamax's
+twelve published times backward on a TPU7x, to which they were not fitted. Neither is fitted to a
+step.
 
 If a sequence is split over devices, each device skips different blocks, from a table indexed by
 its id. A plan assumes half of all query-key pairs: what causal masks keep on average.

@@ -115,6 +115,40 @@ def test_published_times_of_the_splash_kernel_alone(
     assert duration.seconds == pytest.approx(milliseconds / 1e3, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "width", "milliseconds"),
+    [
+        (4096, 128, 1.19),
+        (32768, 128, 55.05),
+        (131_072, 128, 823.43),
+        (4096, 256, 1.25),
+        (32768, 256, 58.11),
+        (131_072, 256, 853.37),
+    ],
+)
+def test_published_times_of_tokamaxs_backward_kernel(
+    tokens: int, width: int, milliseconds: float
+) -> None:
+    """32 heads on a TPU7x, with the best blocks (tokamax, microbenchmarks.pdf)."""
+    target = parse_target(topology="tpu7x:2x2x1")
+    skips = RunsKernel(skips_backward=True)
+    times = Durations(target=target, efficiencies=Efficiencies(), attention=skips)
+
+    def seconds(block: int) -> float:
+        array, blocks = ArrayShape("bf16", (1, 32, tokens, width)), tokens // block
+        tables = (ArrayShape("s8", (1, blocks, blocks)),) * 3
+        shape = InstructionShape(results=(array,) * 3, operand_arrays=(*tables, *(array,) * 3))
+        pairs = 32 * blocks * (blocks + 1) // 2 * block**2
+        record = kernel("splash_mha_dkv_no_residuals", (), unaccounted=(), shape=shape)
+        flops = {"bf16": 5 * 2 * width * pairs}
+        record = dataclasses.replace(record, kernels=("splash",), flops_by_dtype=flops)
+        (duration,) = times.of(record)
+        return duration.seconds
+
+    best = min(map(seconds, (1024, 2048, 4096)))
+    assert best == pytest.approx(milliseconds / 1e3, rel=0.06)
+
+
 def test_a_constant_maximum_leaves_half_of_the_softmax_of_the_forward_kernel_alone() -> None:
     target = parse_target(topology="tpu7x:2x2x1")
     plain = Durations(target=target, efficiencies=Efficiencies())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers, names
@@ -160,18 +160,30 @@ def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
         window = config.attention.sliding_window_size
         return BidirectionalWindow(window) if kind == SLIDING and window else Full()
     masks = {FULL: blocks.global_mask, SLIDING: blocks.window_mask, CHUNKED: blocks.chunk_mask}
+    if kind not in masks:
+        raise _unknown(kind, masks)
     return masks[kind](config)
+
+
+def _unknown(kind: str, known: Iterable[str]) -> UserError:
+    return UserError(
+        f"layer_types has {kind!r}; expected {', '.join(known)}",
+        hint="count_model_flops(fn, *args) counts any JAX function",
+    )
 
 
 def token_mixer(config: ModelConfig, kind: str) -> Components:
     """The components of a token mixer; `kind` as in `layer_types`."""
     names = kind.split("+")
     known = (*_ATTENTION, *_MIXERS)
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(
-            f"layer_types has {unknown[0]!r}; expected {', '.join(known)}",
-            hint="count_model_flops(fn, *args) counts any JAX function",
-        )
+    for name in names:
+        if name not in known:
+            raise _unknown(name, known)
+        if name in _NEEDS and not config.value(_NEEDS[name]):
+            raise UserError(
+                f"layer_types has {name!r}, but the model has no {_NEEDS[name]} for such layers",
+                hint="correct it in the config.json",
+            )
     mixed = (
         _MIXERS[name](config) if name in _MIXERS else _attention(config, name) for name in names
     )
@@ -275,6 +287,18 @@ _MIXERS: dict[str, Callable[[ModelConfig], Components]] = {
     "recurrent": mixers.gated_linear_recurrence,
     "rwkv": mixers.rwkv_time_mixing,
     "none": lambda config: (),
+}
+# The size without which a model has no such layers.
+_NEEDS = {
+    **dict.fromkeys((kind for kind in _MIXERS if kind.startswith(INDEXED)), "indexer_topk"),
+    BLOCK_SPARSE: "indexer_pool",
+    "linear_attention": "gdn_num_value_heads",
+    "kimi_delta": "gdn_num_value_heads",
+    "mamba": "mamba_inner",
+    "mamba2": "mamba_heads",
+    "conv": "conv_kernel",
+    "recurrent": "recurrent_width",
+    "rwkv": "recurrent_width",
 }
 
 

@@ -209,6 +209,22 @@ def test_a_bare_modernbert_has_neither_head_nor_its_matrix() -> None:
     assert count_parameters(config).total - bare == 8 * 8 + 8 + 100
 
 
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [
+        ("qwen3", "linear_attention"),
+        ("qwen3", "mamba2"),
+        ("deepseek_v32", "block_sparse_attention"),
+        ("gemma4_text", "conv"),
+    ],
+)
+def test_layers_that_a_model_type_does_not_have_are_an_error(model_type: str, kind: str) -> None:
+    layers = {"num_hidden_layers": 2, "layer_types": [kind, "full_attention"]}
+    given = {"model_type": model_type, "num_kv_shared_layers": 0, **layers}
+    with pytest.raises(UserError, match=f"layer_types has '{kind}'"):
+        model_flops_per_device(given)
+
+
 def test_the_bare_model_has_no_output_head() -> None:
     bare = count_parameters({**TINY, "architectures": ["LlamaModel"]})
     assert bare.total == TINY_PARAMETERS - 800

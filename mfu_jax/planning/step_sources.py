@@ -120,9 +120,8 @@ def compiled_plan(
         limits=limits,
         progress=progress,
     )
-    has_clock = target.chip.clock_set_by(" ".join(flags)) not in ("", "default")
-    of_run = None if run_flags is None and not has_clock else given
-    plan = make_plan(program, target, work=work, flags=of_run).with_notes(*notes, *unknown)
+    plan = make_plan(program, target, work=work, flags=given, follows_run=run_flags is not None)
+    plan = plan.with_notes(*notes, *unknown)
     return replace(plan, model=source.named(values))
 
 

@@ -112,6 +112,12 @@ def test_flags_are_words_of_a_text_or_of_a_list(requests, flags):
     assert requests[0].flags == ("--xla_a=1", "--xla_b=2")
 
 
+def test_a_clock_state_among_the_flags_is_the_plans(requests):
+    state = "--xla_tpu_dvfs_p_state=3"
+    plan = mfu_jax.plan(step, *_arguments(), topology="tpu7x:2x2x1", xla_flags=state)
+    assert any(f"clock state is {state}" in note for note in plan.notes)
+
+
 def test_code_seconds_has_no_effect_and_says_so(requests):
     plan = mfu_jax.plan(step, *_arguments(), topology="v6e-1", code_seconds=60)
     assert [note.split(":")[0] for note in plan.notes if "code" in note] == [

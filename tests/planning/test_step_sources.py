@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from mfu_jax.planning import step_sources
 from mfu_jax.planning.compilation.compiling import Compiled, Limits
 from mfu_jax.planning.targets import parse_target
 from tests.support.fake_compiler import TEXT
+from tests.support.paths import RECORDED
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,23 @@ def test_a_given_clock_state_is_the_plans_in_place_of_a_runs_too(
     assert asked == [(*(run_flags or ()), *flags)]
     notes = [note for note in plan.notes if "p_state" in note]
     assert [said in note for note in notes] == ([True] if said else [])
+
+
+def test_a_flag_given_without_a_run_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = "--xla_tpu_scheduler_percent_shared_memory_limit=100"
+    text = lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()
+    memory = {"peak_memory_in_bytes": 91 * 2**30, "argument_size_in_bytes": 2**30}
+    found = Compiled(ProgramDump(text=text, memory=memory))
+    monkeypatch.setattr(step_sources.cache, "compile_cached", lambda request, **_: found)
+    source: Any = SimpleNamespace(module="", python="", words=list, identity=dict, named=str)
+    source.work = lambda values: None
+    target = parse_target(topology="v5p:8x8x8")
+
+    def proposes(*flags: str) -> bool:
+        plan = step_sources.compiled_plan(
+            source, target, {}, limits=Limits(), folder=None, flags=flags
+        )
+        return any(flag in change.change for change in plan.changes)
+
+    assert proposes()
+    assert not proposes(flag)

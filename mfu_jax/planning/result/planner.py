@@ -45,13 +45,18 @@ _OUT_OF_STEP = {"tpu": ("slices", 0.036), "cuda": ("hosts", 0.007)}
 
 
 def _refused(
-    target: Target, refusal: TooLarge, work: StepWork | None, flags: Sequence[str] | None
+    target: Target,
+    refusal: TooLarge,
+    work: StepWork | None,
+    flags: Sequence[str],
+    *,
+    follows_run: bool,
 ) -> Plan:
     """The plan of a program that the compiler refused, with its times if it was scheduled."""
     if refusal.program is not None:
-        plan = make_plan(refusal.program, target, work=work, flags=flags).with_notes(
-            "times are those of the program as it was scheduled, had it fitted"
-        )
+        plan = make_plan(
+            refusal.program, target, work=work, flags=flags, follows_run=follows_run
+        ).with_notes("times are those of the program as it was scheduled, had it fitted")
     else:
         plan = Plan(
             target=str(target),
@@ -78,7 +83,8 @@ def make_plan(
     work: StepWork | None = None,
     efficiencies: Efficiencies | None = None,
     residuals: tuple[float, float] | None = None,
-    flags: Sequence[str] | None = None,
+    flags: Sequence[str] = (),
+    follows_run: bool = False,
 ) -> Plan:
     """Plans a compiled program.
 
@@ -89,13 +95,15 @@ def make_plan(
         efficiencies: shares of the chip's peaks; defaults to `Efficiencies()`.
         residuals: range of measured / predicted time for nine of ten runs; by default from
             compared_runs.yml, for models with experts, or without, as this one is.
-        flags: the measured run's compiler flags, which set its clock state; None: there is no run.
+        flags: compiler flags that the program was compiled with, as far as known.
+        follows_run: whether they are a measured run's: without one for it, the chip's clock state
+            was then the default.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
     """
     if isinstance(program, TooLarge):
-        return _refused(target, program, work, flags)
+        return _refused(target, program, work, flags, follows_run=follows_run)
     counter = counter_of(
         program,
         kernel_flops=program.kernel_flops,
@@ -103,13 +111,15 @@ def make_plan(
         lengths=program.lengths,
     )
     costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
+    state = target.chip.clock_set_by(" ".join(flags))
+    is_at_state = follows_run or state not in ("", "default")
     durations = Durations(
         target=target,
         efficiencies=efficiencies or Efficiencies(),
         tiles=work.tiles if work else None,
         mesh=(work.mesh if work else {}) or program.topology.mesh,
         attention=(work.attention if work else None) or AS_COMPILED,
-        clock=1.0 if flags is None else target.chip.clock_with(flags),
+        clock=target.chip.clock_with(flags) if is_at_state else 1.0,
     )
     line = predicted_time(costs, durations, work.pipeline if work else None)
     if residuals is None:
@@ -155,14 +165,14 @@ def make_plan(
             line,
             is_roomy=_is_roomy(memory, target),
             free=limit - memory.get("peak_memory_in_bytes", limit),
-            flags=flags or (),
+            flags=flags,
         ),
         clock_state=target.chip.clock_state,
         notes=(
             *_notes(costs, memory),
             *host_notes(costs, target),
             *_gpu_memory(memory, target),
-            *_clock(target.chip, flags),
+            *_clock(target.chip, state if is_at_state else None),
         ),
         **_rates(costs, target, work, bound, seconds),
     )
@@ -196,10 +206,10 @@ def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     )
 
 
-def _clock(chip: Chip, flags: Sequence[str] | None) -> tuple[str, ...]:
+def _clock(chip: Chip, state: str | None) -> tuple[str, ...]:
     """A note on the clock state that a run must set, or on the one that this run had."""
-    if flags is not None:
-        note = chip.clock_note(chip.clock_set_by(" ".join(flags)))
+    if state is not None:
+        note = chip.clock_note(state)
         return (f"{note}; the times are at the run's clock",) if note else ()
     if not chip.clock_state:
         return ()

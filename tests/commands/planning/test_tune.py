@@ -10,6 +10,7 @@ import pytest
 from mfu_jax import cli
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning import step_sources
+from mfu_jax.planning.compilation.compiling import Compiled
 from mfu_jax.planning.result import planner
 from mfu_jax.trainer.config.pyconfig import load
 from mfu_jax.trainer.planned.tuned_axes import axes_of
@@ -127,11 +128,12 @@ def test_a_search_from_a_run_begins_with_the_plan_of_the_run(flags, tmp_path, mo
     planned = []
 
     def compiled(request, **_):
-        return ProgramDump(text=TEXT), (), False
+        return Compiled(ProgramDump(text=TEXT))
 
-    def make_plan(program, target, *, work, flags):
+    def make_plan(program, target, *, work, flags, follows_run):
+        assert follows_run
         planned.append((target.chip.clock_with(flags), work.tiles, work.attention))
-        return planner.make_plan(program, target, work=work, flags=flags)
+        return planner.make_plan(program, target, work=work, flags=flags, follows_run=True)
 
     monkeypatch.setattr(step_sources.cache, "compile_cached", compiled)
     monkeypatch.setattr(step_sources, "make_plan", make_plan)

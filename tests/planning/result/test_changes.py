@@ -18,7 +18,7 @@ def text():
     return lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()
 
 
-def _plan(text, peak_gib, flags=None):
+def _plan(text, peak_gib, flags=()):
     memory = {"peak_memory_in_bytes": peak_gib * 2**30, "argument_size_in_bytes": 2**30}
     target = parse_target(topology="v5p:8x8x8")
     return make_plan(ProgramDump(text=text, memory=memory), target, flags=flags)
@@ -66,7 +66,7 @@ SHARE = "--xla_tpu_scheduler_percent_shared_memory_limit=100"
 
 @pytest.mark.parametrize(
     ("peak_gib", "flags", "offered"),
-    [(88, None, False), (91, None, True), (91, (), True), (91, (SHARE,), False)],
+    [(88, (), False), (91, (), True), (91, (SHARE,), False)],
 )
 def test_the_schedulers_memory_is_a_change_close_to_the_limit(text, peak_gib, flags, offered):
     """128B on v5e: 27.0 s planned in 14.9 of 15.75 GiB, 20.0 s in 15.4 with the flag."""

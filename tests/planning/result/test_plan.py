@@ -188,7 +188,7 @@ def test_a_plan_for_a_tpu7x_says_which_clock_state_a_run_must_set():
 )
 def test_a_plan_of_a_run_says_which_clock_state_the_run_had(flags, said):
     target = parse_target(topology="tpu7x:2x2x1")
-    notes = make_plan(ProgramDump(text=TEXT), target, flags=flags).notes
+    notes = make_plan(ProgramDump(text=TEXT), target, flags=flags, follows_run=True).notes
     assert [said in note for note in notes if "p_state" in note] == ([True] if said else [])
 
 
@@ -211,12 +211,12 @@ def test_long_waits_near_the_memorys_limit_are_in_the_first_line(exposed, used, 
 def test_a_run_at_the_default_clock_computes_more_slowly(text):
     """The two published pairs: Llama 8B with and without p-state 7, and Hy3-295B."""
     target, program = parse_target(topology="tpu7x:2x2x1"), ProgramDump(text=text)
-    fast, slow = (make_plan(program, target, flags=flags) for flags in (None, ()))
+    fast, slow = (make_plan(program, target, follows_run=of_run) for of_run in (False, True))
     assert slow.time_by_cause["matmul"] / fast.time_by_cause["matmul"] > 23.54 / 21.67
     assert slow.time_by_cause["matmul"] / fast.time_by_cause["matmul"] < 213.68 / 186.48
     assert slow.step_time_bound_seconds == fast.step_time_bound_seconds
     refused = TooLarge(used_bytes=2, limit_bytes=1, message="too large", program=program)
-    assert make_plan(refused, target, flags=()).time_by_cause == slow.time_by_cause
+    assert make_plan(refused, target, follows_run=True).time_by_cause == slow.time_by_cause
 
 
 def test_more_hosts_take_longer_than_one():

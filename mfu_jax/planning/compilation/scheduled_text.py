@@ -31,10 +31,17 @@ def dump_flags(folder: Path) -> str:
 
 
 def is_scheduled(folder: Path) -> bool:
-    """Whether the compiler has reached machine code, or finished the buffers long ago."""
-    report = _largest(folder, _REPORT)
-    is_old = report is not None and time.time() - report.stat().st_mtime > _VERDICT_SECONDS
-    return is_old or _largest(folder, _LAST) is not None
+    """Whether the compiler has reached machine code, or finished the buffers long ago.
+
+    Not while it writes the schedule, which it does again where a program is compiled anew for want
+    of memory.
+    """
+    name = _largest(folder)
+    if name is None or not _is_whole(folder / f"{name}{_SCHEDULED}"):
+        return False
+    report = folder / f"{name}{_REPORT}"
+    is_old = report.exists() and time.time() - report.stat().st_mtime > _VERDICT_SECONDS
+    return is_old or (folder / f"{name}{_LAST}").exists()
 
 
 def read_scheduled(folder: Path) -> ProgramDump | None:
@@ -42,10 +49,9 @@ def read_scheduled(folder: Path) -> ProgramDump | None:
 
     Call it once the compiler no longer writes to the folder.
     """
-    last = _largest(folder, _BUFFERS)
-    if last is None:
+    name = _largest(folder)
+    if name is None:
         return None
-    name = last.name.removesuffix(_BUFFERS)
     text = (folder / f"{name}{_SCHEDULED}").read_text(encoding="utf-8")
     buffers = (folder / f"{name}{_BUFFERS}").read_text(encoding="utf-8")
     return ProgramDump(text=text, memory=memory_of_buffers(buffers))
@@ -74,6 +80,16 @@ def memory_of_buffers(text: str) -> dict[str, int]:
     return dict(sizes)
 
 
-def _largest(folder: Path, suffix: str) -> Path | None:
-    """The largest TPU program's file; those for the host are named ``….cpu_after_…``."""
-    return max(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_size, default=None)
+def _largest(folder: Path) -> str | None:
+    """The TPU program with the largest buffers; those for the host are ``….cpu_after_…``."""
+    found = max(folder.glob(f"*{_BUFFERS}"), key=lambda path: path.stat().st_size, default=None)
+    return None if found is None else found.name.removesuffix(_BUFFERS)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a module's text has its last brace."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 8))
+        return file.read().rstrip().endswith(b"}")

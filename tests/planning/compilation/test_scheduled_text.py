@@ -37,9 +37,42 @@ def test_no_dump_is_no_program(tmp_path):
     assert read_scheduled(tmp_path) is None
 
 
-def test_a_program_whose_buffers_are_old_is_scheduled(tmp_path):
-    report = tmp_path / "m0.jit_step.after_optimizations-memory-usage-report.txt"
+SCHEDULE = """HloModule jit_step, is_scheduled=true
+
+ENTRY %main () -> f32[] {
+  ROOT %c = f32[] constant(1)
+}
+
+"""
+
+
+def _dumped(folder, text):
+    """What XLA has written of a program until it reports its memory."""
+    name = folder / "m0.jit_step.after_optimizations"
+    name.with_name(f"{name.name}.txt").write_text(text)
+    name.with_name(f"{name.name}-buffer-assignment.txt").write_text(BUFFERS)
+    report = name.with_name(f"{name.name}-memory-usage-report.txt")
     report.write_text("Total bytes used: 1")
+    return report
+
+
+def test_a_program_whose_buffers_are_old_is_scheduled(tmp_path):
+    report = _dumped(tmp_path, SCHEDULE)
     assert not is_scheduled(tmp_path)  # the compiler may still refuse it
     os.utime(report, (time.time() - 120,) * 2)
     assert is_scheduled(tmp_path)
+    assert read_scheduled(tmp_path).text == SCHEDULE
+
+
+def test_a_schedule_that_is_being_written_again_is_waited_for(tmp_path):
+    os.utime(_dumped(tmp_path, SCHEDULE[:60]), (time.time() - 120,) * 2)
+    last = "m0.jit_step.after_optimizations_after_buffer_assignment.txt"
+    (tmp_path / last).write_text(SCHEDULE)
+    assert not is_scheduled(tmp_path)
+
+
+def test_a_small_program_does_not_end_the_compile_of_the_step(tmp_path):
+    _dumped(tmp_path, SCHEDULE)
+    small = "m1.jit_init.after_optimizations_after_buffer_assignment.txt"
+    (tmp_path / small).write_text(SCHEDULE)
+    assert not is_scheduled(tmp_path)

@@ -61,7 +61,8 @@ def _smaller(plan: Plan) -> str:
         state_size = f"{state / _GIB:,.2f} GiB"
         return f"{math.ceil(used / limit)} times the chips: the state alone takes {state_size}"
     less = math.ceil((used - state) / (limit - state)) if used and limit else 2
-    return f"remat_policy=full, or per_device_batch_size= divided by {max(less, 2)}, or more chips"
+    batch = f"per_device_batch_size= divided by {max(less, 2)}"
+    return f"remat_policy=full if it is another, {batch}, or more chips"
 
 
 def _placed(plan: Plan, peak: float | None) -> tuple[LikeRuns | None, tuple[NextStep, ...]]:

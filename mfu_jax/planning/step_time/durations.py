@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.hlo.opcodes import is_free
 from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
@@ -42,6 +43,7 @@ _VECTOR_OPS_PER_CYCLE = 4 * 8 * 128
 # Of a TPU's instruction on arrays, however small: XLA's estimates of the smallest fusions in
 # tests/programs come to 1.2 µs on a v5e, v5p and v6e, and 1.05 on a TPU7x.
 _START_SECONDS = 1.2e-6
+_ONLY_ORDER = frozenset("add-dependency after-all domain opt-barrier optimization-barrier".split())
 _TYPICAL_HOST = 16  # GB/s, if the chip's is not known (scaling book, "How to think about TPUs")
 
 
@@ -303,9 +305,10 @@ def host_gbps(chip: Chip) -> float:
 
 def _start_seconds(record: InstructionRecord) -> float:
     """What an instruction takes before and after its work; none if it has only single numbers."""
+    if record.opcode == "custom-call" or record.opcode in _ONLY_ORDER or is_free(record.opcode):
+        return 0.0
     arrays = (*record.shape.results, *record.shape.operand_arrays)
-    is_launched = record.opcode != "custom-call" and any(array.dims for array in arrays)
-    return _START_SECONDS if is_launched else 0.0
+    return _START_SECONDS if any(array.dims for array in arrays) else 0.0
 
 
 def _vector_cause(record: InstructionRecord) -> str:

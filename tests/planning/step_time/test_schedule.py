@@ -269,6 +269,15 @@ ENTRY %main (x: {shape}) -> {shape} {{
     assert line.seconds == pytest.approx(cycles / 1.75e9, rel=0.02, abs=1e-9)
 
 
+def test_what_only_orders_instructions_takes_no_time():
+    order = (
+        "  %t = token[] after-all()",
+        "  %a = f32[11250000] add-dependency(%big, %t)",
+        "  %o = f32[11250000] opt-barrier(%a)",
+    )
+    assert _time(_entry(*order, _root("x"))).seconds == _time(_entry(_root("x"))).seconds
+
+
 def test_xlas_cycles_are_not_read():
     text = """HloModule m
 %matmul (a: bf16[1000,1000], b: bf16[1000,1000]) -> bf16[1000,1000] {

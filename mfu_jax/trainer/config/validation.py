@@ -81,6 +81,9 @@ def _check_model(config: Config) -> None:
     if config.fused_qkv and not (equal and config.decoder_block in FUSED_BLOCKS):
         expected = f"expected as many of each, and one of {', '.join(FUSED_BLOCKS)}"
         raise wrong(config, f"fused_qkv decoder_block {heads}", expected)
+    if config.attention_type == "mla" and config.decoder_block != "deepseek":
+        expected = "expected decoder_block=deepseek: no other layers have latent attention"
+        raise wrong(config, "attention_type decoder_block", expected)
     if not 1 <= len(config.mlp_activations) <= 2:
         expected = "expected one entry (plain MLP) or two (gated MLP), as in [silu,linear]"
         raise wrong(config, "mlp_activations", expected)

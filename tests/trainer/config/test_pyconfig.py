@@ -178,6 +178,7 @@ def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: ob
             ["n_routing_groups=4", "equal size"],
         ),
         (["decoder_block=deepseek4"], ["decoder_block=deepseek4", "q_lora_rank"]),
+        (["attention_type=mla"], ["attention_type=mla", "decoder_block=llama2", "deepseek"]),
         (["engram_layers=[1]"], ["engram_vocab_bases=[]", "engram_max_ngram_size=3"]),
         (["scale=tiny"], ["scale=tiny", "model_name"]),
         (["context=4"], ["expected one of remat, device, offload", "context_parallelism"]),

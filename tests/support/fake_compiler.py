@@ -62,7 +62,7 @@ def _swept(policy: str, batch: int) -> ProgramDump:
     peak = (11 + {"none": 30, "minimal": 5, "full": 2}[policy] * batch) * 2**30
     if peak > 31.25 * 2**30:
         sys.exit(f"Ran out of memory. Used {peak / 2**30:.2f}G of 31.25G hbm.")
-    rows = batch * {"none": 300, "minimal": 320, "full": 400}[policy]
+    rows = batch * {"none": 3_000_000, "minimal": 3_200_000, "full": 4_000_000}[policy]
     text = TEXT.replace("[8,8] dot", f"[{rows},8] dot").replace("x: f32[8,8]", f"x: f32[{rows},8]")
     text = text.replace("%x = f32[8,8] p", f"%x = f32[{rows},8] p")
     text = text.replace("(%x, %x)", "(%x, %w)").replace(

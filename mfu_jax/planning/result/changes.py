@@ -130,13 +130,16 @@ def _recomputed_share(record: InstructionRecord) -> float:
 
 def _narrower(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
     """Savings from running float32 and float64 matmuls at bfloat16 speed."""
-    chip = durations.target.chip
+    chip, on_gpus = durations.target.chip, durations.target.platform == "cuda"
     seconds = 0.0
     for record in costs.records.values():
+        # A TPU's float32 is bfloat16, several times; a GPU's is TF32, or neither.
+        passes = 1 if on_gpus else record.shape.passes
+        precision = "highest" if on_gpus and record.shape.is_full_float32 else None
         wide = {d: n for d, n in record.flops_by_dtype.items() if d in _WIDE}
         if wide:
             narrow = sum(wide.values()) / chip.peak_flops_per_sec("bf16")
-            now = sum(n / chip.peak_flops_per_sec(d) for d, n in wide.items())
+            now = passes * sum(n / chip.peak_flops_per_sec(d, precision) for d, n in wide.items())
             share = sum(wide.values()) / record.flops
             seconds += _seconds(record, durations) * share * (1 - narrow / now)
     yield "matmuls in bfloat16 that are in float32 (dtype=bfloat16)", seconds

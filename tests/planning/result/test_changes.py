@@ -85,6 +85,29 @@ ENTRY %main (p: f32[4096,4096]) -> f32[4096,4096] {
 """
 
 
+@pytest.mark.parametrize(
+    ("chips", "matmul", "times"),
+    [
+        # Six passes of bfloat16; plain float32 (NVIDIA's data sheet).
+        ({"topology": "v5e-8"}, "convolution(%p, %p), dim_labels=bf_io->bf", 6),
+        (
+            {"hardware": "h100", "devices": 8},
+            "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+            989.4 / 66.9,
+        ),
+    ],
+)
+def test_matmuls_of_float32_in_full_precision(chips, matmul, times):
+    shape = "f32[16384,16384]{1,0:T(8,128)}"
+    text = TRANSFERS.replace("f32[4096,4096]", shape).replace(
+        "multiply(%p, %p)", f"{matmul}, operand_precision={{highest,highest}}"
+    )
+    plan = make_plan(ProgramDump(text=text), parse_target(**chips))
+    narrow = next(c for c in plan.changes if c.change.startswith("matmuls in bfloat16"))
+    saved = plan.time_by_cause["matmul"] * (1 - 1 / times)
+    assert narrow.saves_seconds == pytest.approx(saved, rel=1e-3)
+
+
 def test_matmuls_of_float32():
     """On H100, bfloat16 has twice TF32's peak: half of the matmul's time is saved."""
     text = TRANSFERS.replace(

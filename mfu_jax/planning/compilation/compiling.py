@@ -114,7 +114,7 @@ class Compiled(NamedTuple):
 
     Attributes:
         program: the program, or the compiler's figures if it does not fit.
-        notes: what was left out.
+        notes: what was left out, and an error after the schedule.
     """
 
     program: ProgramDump | TooLarge
@@ -130,6 +130,7 @@ def compile_program(
     """Compiles for chips that are not attached.
 
     A TPU's compiler is stopped once the program is scheduled: machine code changes nothing of it.
+    So an error that only machine code has, such as a kernel too large for VMEM, is mostly not seen.
 
     Args:
         request: the program and the chips.
@@ -167,7 +168,8 @@ def compile_program(
         if refusal := _refusal(log):
             return Compiled(dataclasses.replace(refusal, program=scheduled))
         if scheduled:
-            return Compiled(scheduled)
+            failed = f"the compiler failed once it was scheduled: {_last_line(log)}"
+            return Compiled(scheduled, (failed,) if code and code > 0 else ())
         return _raise(request, code, log, limits)
 
 

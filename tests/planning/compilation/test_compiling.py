@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.planning.compilation import compiling
 from mfu_jax.planning.compilation.compiling import (
     Limits,
     Request,
@@ -209,6 +210,14 @@ def test_a_scheduled_program_is_taken_with_its_memory_whatever_machine_code_does
     assert time.monotonic() - began < 30
     assert (program.as_text(), notes, words) == (TEXT, (), ["compiling"])
     assert program.memory["peak_memory_in_bytes"] == 3 * 512
+
+
+@pytest.mark.full
+def test_an_error_after_the_schedule_is_a_note(monkeypatch):
+    monkeypatch.setattr(compiling, "is_scheduled", lambda folder: False)  # the error is in time
+    program, notes = compile_program(_request(scheduled=True, message="exceeds memory of VMEM"))
+    assert program.as_text() == TEXT
+    assert notes == ("the compiler failed once it was scheduled: exceeds memory of VMEM",)
 
 
 @pytest.mark.full

@@ -50,7 +50,7 @@ def read_scheduled(folder: Path) -> ProgramDump | None:
     Call it once the compiler no longer writes to the folder.
     """
     name = _largest(folder)
-    if name is None:
+    if name is None or not _is_whole(folder / f"{name}{_SCHEDULED}"):
         return None
     text = (folder / f"{name}{_SCHEDULED}").read_text(encoding="utf-8")
     buffers = (folder / f"{name}{_BUFFERS}").read_text(encoding="utf-8")

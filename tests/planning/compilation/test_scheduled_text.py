@@ -69,6 +69,7 @@ def test_a_schedule_that_is_being_written_again_is_waited_for(tmp_path):
     last = "m0.jit_step.after_optimizations_after_buffer_assignment.txt"
     (tmp_path / last).write_text(SCHEDULE)
     assert not is_scheduled(tmp_path)
+    assert read_scheduled(tmp_path) is None  # the compile ran out of time
 
 
 def test_a_small_program_does_not_end_the_compile_of_the_step(tmp_path):

@@ -70,9 +70,10 @@ def _from_hugging_face(
     config, left_out = translated(values)
     if is_file and left_out:  # it may be truncated; a mapping is as its author wrote it
         sizes = ", ".join(f"{field}={size}" for field, size in left_out.items())
+        given = ", where no argument gives them" if overrides else ""
         warnings.warn(
             f"{name}: the config.json leaves sizes out, which are {values['model_type']}'s "
-            f"defaults: {sizes}",
+            f"defaults{given}: {sizes}",
             stacklevel=4,
         )
     return config.replace(**{"model_name": config.model_name or name, **overrides})

@@ -81,11 +81,11 @@ def test_sizes_that_a_file_leaves_to_its_types_defaults_are_named(
     main([str(path), "max_target_length=16", "mlp_dim=12", "--json"])
     said = capsys.readouterr()
     # LlamaConfig's own, of Llama 7B.
-    sizes = r"llama's defaults: num_hidden_layers=32, intermediate_size=11008$"
+    sizes = "num_hidden_layers=32, intermediate_size=11008$"
     (note,) = json.loads(said.out)["notes"]
-    assert re.search(sizes, note)
-    assert re.search(sizes, said.err.strip())
-    with pytest.warns(UserWarning, match=sizes):
+    for words in (note, said.err.strip()):
+        assert re.search(f"llama's defaults, where no argument gives them: {sizes}", words)
+    with pytest.warns(UserWarning, match=f"llama's defaults: {sizes}"):
         load_model_config(path)
     path.write_text(json.dumps(TINY))
     main([str(path), "--json"])

@@ -112,17 +112,29 @@ def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
     """Returns the sinks if they are valid.
 
     Raises:
-        UserError: they are not a list or tuple, or one of them has no `write`.
+        UserError: they are not a list or tuple, or one of them is no sink, or half of one.
     """
     if isinstance(sinks, list | tuple):
         wrong = [sink for sink in sinks if not callable(getattr(sink, "write", None))]
         if not wrong:
+            for sink in sinks:
+                _check_complete(sink)
             return sinks
     raise UserError(
         f"sinks={sinks!r}: expected a list of sinks",
         hint="usually a name, or a single sink without brackets; pass "
         "sinks=[make_sink('console')], or [] for none",
     )
+
+
+def _check_complete(sink: Sink) -> None:
+    """Refuses an object that only looks like a sink: no step would be logged."""
+    lacks = [name for name in vars(Sink) if name[0] != "_" and not hasattr(sink, name)]
+    if lacks:
+        raise UserError(
+            f"the sink {type(sink).__name__} is none: it lacks {', '.join(lacks)}",
+            hint="derive its class from mfu_jax.sinks.Sink, which has them",
+        )
 
 
 def run_log_of(

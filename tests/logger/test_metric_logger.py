@@ -585,3 +585,15 @@ def test_the_losses_of_many_steps_of_a_call_are_waited_for() -> None:
         run.logger.record(last, metrics, steps=32)
     run.logger.close()
     assert run.sink.scalar("perf/step_time_seconds") == [1.0] * 64
+
+
+def test_an_object_that_only_looks_like_a_sink_is_refused_before_the_first_step() -> None:
+    class Printer:
+        def write(self, record: Any) -> None:
+            print(record)
+
+    with pytest.raises(
+        UserError, match=r"the sink Printer is none: it lacks .*warnings.*flush"
+    ) as e:
+        MetricLogger(cost=RUN_COST, sinks=[ConsoleSink(), Printer()])
+    assert "derive its class from mfu_jax.sinks.Sink" in str(e.value)

@@ -595,5 +595,5 @@ def test_an_object_that_only_looks_like_a_sink_is_refused_before_the_first_step(
     with pytest.raises(
         UserError, match=r"the sink Printer is none: it lacks .*warnings.*flush"
     ) as e:
-        MetricLogger(cost=RUN_COST, sinks=[ConsoleSink(), Printer()])
+        MetricLogger(sinks=[ConsoleSink(), Printer()])
     assert "derive its class from mfu_jax.sinks.Sink" in str(e.value)

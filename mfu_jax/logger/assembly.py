@@ -132,8 +132,8 @@ def _check_complete(sink: Sink) -> None:
     lacks = [name for name in vars(Sink) if name[0] != "_" and not hasattr(sink, name)]
     if lacks:
         raise UserError(
-            f"the sink {type(sink).__name__} is none: it lacks {', '.join(lacks)}",
-            hint="derive its class from mfu_jax.sinks.Sink, which has them",
+            f"the sink {type(sink).__name__} lacks {', '.join(lacks)}; expected a class derived "
+            "from mfu_jax.sinks.Sink, which has them"
         )
 
 

@@ -75,8 +75,8 @@ class MetricLogger:
     are. In a forked child the logger does nothing.
 
     Args:
-        cost: cost of a step on one device; by default 0 FLOPs, for loops that pass a cost with
-            each step, as instrumented functions do.
+        cost: cost of a step on one device; by default of unknown FLOPs, for loops that pass a cost
+            with each step, as instrumented functions do.
         config: step numbers, warm-up, log period, and when to abort.
         sinks: where records go; the console by default. Closing the logger closes them.
         run_dir: folder of the run, with the metrics file and TensorBoard's folder, as

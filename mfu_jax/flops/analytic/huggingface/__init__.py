@@ -1,6 +1,6 @@
 """Translates a Hugging Face ``config.json`` to a `ModelConfig`.
 
-A decoder that differs from Llama in a few values is a row of `decoder_table`. Others have a
+A decoder that differs from Llama in a few values is a row of ``decoders.yml``. Others have a
 function, registered under the `model_type`s that it translates:
 
     @model_type("gpt2", "gpt-sw3")
@@ -9,7 +9,7 @@ function, registered under the `model_type`s that it translates:
 Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
 
-Adding one, in this order: a row of `decoder_table`, or a function (`model_type` is in `common`);
+Adding one, in this order: a row of ``decoders.yml``, or a function (`model_type` is in `common`);
 into ``defaults.yml`` what ``python -m scripts.hugging_face_defaults NAME`` prints; into
 tests/data/hf_defaults.json the real model's counts, which ``python -m
 tests.support.count_hugging_face NAME`` prints and the existing tests read; its name in

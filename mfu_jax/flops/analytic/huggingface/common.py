@@ -10,13 +10,6 @@ from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 PLAIN_MLP = ("gelu",)
-# LayerNorm, a plain MLP, biases everywhere except in the head
-GPT_STYLE: dict[str, Any] = {
-    "normalization": "layernorm",
-    "mlp_activations": PLAIN_MLP,
-    "attention_bias": True,
-    "use_bias": True,
-}
 
 Translate = Callable[[Fields], ModelConfig]
 # `model_type` → the function that translates its config

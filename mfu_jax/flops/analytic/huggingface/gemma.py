@@ -23,23 +23,6 @@ from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-@model_type("gemma2")
-def gemma2(c: Fields) -> ModelConfig:
-    """Alternating local and global layers."""
-    return decoder(
-        c,
-        norms_per_layer=4,
-        layer_types=layer_types(c, every(2, FULL, SLIDING)),
-        bidirectional=c.get("use_bidirectional_attention") is True,
-    )
-
-
-@model_type("vaultgemma")
-def vaultgemma(c: Fields) -> ModelConfig:
-    """Like gemma2, with norms before each block only."""
-    return gemma2(c).replace(norms_per_layer=2)
-
-
 @model_type("gemma3_text")
 def gemma3_text(c: Fields) -> ModelConfig:
     """Five local layers, then a global one; norms on queries and keys."""

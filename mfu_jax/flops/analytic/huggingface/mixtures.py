@@ -34,19 +34,6 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.exact import is_prime
 
 
-@model_type("phimoe")
-def phimoe(c: Fields) -> ModelConfig:
-    """LayerNorm; the head may have a bias; the router (SparseMixer) always picks two experts."""
-    if c.size("num_experts_per_tok") != 2:
-        c.fail("num_experts_per_tok", "expected 2, which the model's router always picks")
-    return decoder(
-        c,
-        normalization="layernorm",
-        head_bias=c.flag("lm_head_bias"),
-        **experts(c, 0),
-    )
-
-
 @model_type("qwen2_moe")
 def qwen2_moe(c: Fields) -> ModelConfig:
     """A bias on q, k and v; experts plus a gated shared one."""

@@ -21,7 +21,7 @@ from mfu_jax.flops.analytic.model_configs.layers import FULL, HYBRID, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-def _mamba(c: Fields, inner: int = 0) -> dict[str, Any]:
+def mamba_sizes(c: Fields, inner: int = 0) -> dict[str, Any]:
     """Sizes of Mamba layers, version 1 if their time step has a rank.
 
     Args:
@@ -54,21 +54,6 @@ def _mamba(c: Fields, inner: int = 0) -> dict[str, Any]:
     }
 
 
-@model_type("mamba", "falcon_mamba", "mamba2")
-def mamba(c: Fields) -> ModelConfig:
-    """Mamba layers only: one norm, no feed-forward."""
-    layers, kind = c.size("num_hidden_layers"), "mamba2" if c.model_type == "mamba2" else "mamba"
-    return decoder(
-        c,
-        num_query_heads=0,
-        mlp_dim=0,
-        norms_per_layer=1,
-        layer_types=(kind,) * layers,
-        feed_forward_types=("none",) * layers,
-        **_mamba(c),
-    )
-
-
 @model_type("bamba")
 def bamba(c: Fields) -> ModelConfig:
     """Mamba-2 layers, attention in the layers of attn_layer_indices; an MLP in each layer."""
@@ -80,13 +65,13 @@ def bamba(c: Fields) -> ModelConfig:
         attention=FULL,
         mamba="mamba2",
     )
-    return decoder(c, layer_types=kinds, **_mamba(c))
+    return decoder(c, layer_types=kinds, **mamba_sizes(c))
 
 
 @model_type("falcon_h1")
 def falcon_h1(c: Fields) -> ModelConfig:
     """Mamba-2 and attention side by side in every layer."""
-    sizes = _mamba(c, c.size("mamba_d_ssm", 0))
+    sizes = mamba_sizes(c, c.size("mamba_d_ssm", 0))
     sizes["mamba_output_bias"] = c.flag("projectors_bias")
     sizes["mamba_norm"] = c.flag("mamba_rms_norm")
     return decoder(c, layer_types=(f"mamba2+{FULL}",) * c.size("num_hidden_layers"), **sizes)
@@ -106,7 +91,7 @@ def jamba(c: Fields) -> ModelConfig:
         attention_bias=False,
         layer_types=["mamba" if (i - offset) % period else FULL for i in layers],
         mamba_norm=True,
-        **_mamba(c),
+        **mamba_sizes(c),
         **routed,
         **heads(c),
     )
@@ -125,7 +110,7 @@ def granitemoehybrid(c: Fields) -> ModelConfig:
         layer_types=kinds,
         mlp_dim=c.optional_size("shared_intermediate_size"),
         **routed,
-        **_mamba(c),
+        **mamba_sizes(c),
     )
 
 
@@ -148,7 +133,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
         norms_per_layer=1,
         layer_types=["none" if b in ("mlp", "moe") else renamed.get(b, b) for b in blocks],
         feed_forward_types=[{"mlp": "dense", "moe": "moe"}.get(b, "none") for b in blocks],
-        **_mamba(c, c.size("mamba_num_heads") * c.size("mamba_head_dim")),
+        **mamba_sizes(c, c.size("mamba_num_heads") * c.size("mamba_head_dim")),
         moe_expert_input_dim=c.optional_size("moe_latent_size"),
         **experts(c),
     )
@@ -308,22 +293,6 @@ def zaya(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("rwkv")
-def rwkv(c: Fields) -> ModelConfig:
-    """RWKV-4: time and channel mixing; an extra norm before the first layer."""
-    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
-    return decoder(
-        c,
-        num_query_heads=0,
-        normalization="layernorm",
-        layer_types=("rwkv",) * layers,
-        feed_forward_types=("rwkv",) * layers,
-        recurrent_width=c.size("attention_hidden_size", width),
-        mlp_dim=c.size("intermediate_size", 4 * width),
-        further_vectors=2 * width,
-    )
-
-
 @model_type("lfm2")
 def lfm2(c: Fields) -> ModelConfig:
     """Gated short convolutions, attention in the layers of full_attn_idxs."""
@@ -367,21 +336,6 @@ def _adjusted(c: Fields, hidden: int) -> int:
         c.fail("block_ffn_dim_multiplier", "expected a positive number")
     multiple = c.size("block_multiple_of")
     return -(-int(factor * hidden) // multiple) * multiple
-
-
-@model_type("lfm3")
-def lfm3(c: Fields) -> ModelConfig:
-    """Convolutions, windowed and full attention; one gate per head; norms after the blocks."""
-    attended = {0: SLIDING, 2: FULL}
-    return decoder(
-        c,
-        qk_norm="head",
-        norms_per_layer=4 if c.flag("use_sandwich_norm") else 2,
-        attention_gate_width=int(c.flag("use_attention_gate")),
-        layer_types=layer_types(c, lambda i: attended.get(i % 4, "conv") if i else "conv"),
-        conv_kernel=c.size("conv_L_cache"),
-        conv_bias=c.flag("conv_bias"),
-    )
 
 
 @model_type("olmo_hybrid")
@@ -452,6 +406,6 @@ def _zamba(c: Fields, default: list[str], **values: Any) -> ModelConfig:
         layer_types=kinds,
         num_query_heads=query_heads,
         num_kv_heads=c.size("num_key_value_heads", query_heads),
-        **_mamba(c),
+        **mamba_sizes(c),
         **values,
     )

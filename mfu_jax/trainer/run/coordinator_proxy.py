@@ -11,105 +11,67 @@ them. It ends with the process that started it, however that ends.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 
 _CHUNK_BYTES = 1 << 16
 _CONNECT_SECONDS = 10.0
 
-
-class CoordinatorProxy:
-    """Forwards connections to a port of this machine to another address.
-
-    Args:
-        host: of the coordination service.
-        port: of the coordination service.
-
-    Attributes:
-        address: ``host:port`` to connect to.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        # Without site-packages, it starts in a few milliseconds.
-        command = [sys.executable, "-I", "-S", __file__, host, str(port)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert self._process.stdout is not None
-        self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
-
-    def close(self) -> None:
-        """Ends the proxy before this process ends."""
-        self._process.communicate()
-
-
 # Until this process ends: JAX's client stays connected to the end.
-_KEPT: list[CoordinatorProxy] = []
+_proxies: list[subprocess.Popen[bytes]] = []
 
 
 def proxied(host: str, port: int) -> str:
-    """The address of a proxy of the coordination service that lasts as long as this process."""
-    _KEPT.append(CoordinatorProxy(host, port))
-    return _KEPT[-1].address
+    """Starts a proxy of the coordination service, for as long as this process.
+
+    Returns:
+        The ``host:port`` to connect to.
+    """
+    command = [sys.executable, "-I", "-S", __file__, host, str(port)]  # no site-packages: sooner
+    proxy = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    _proxies.append(proxy)
+    assert proxy.stdout is not None
+    return f"127.0.0.1:{int(proxy.stdout.readline())}"
 
 
-class _Connections:
-    """The connections in the proxy's process, on daemon threads."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        _daemon(self._accept)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                _daemon(self._connect, client)
-
-    def _connect(self, client: socket.socket) -> None:
-        try:
-            service = socket.create_connection(self._target, timeout=_CONNECT_SECONDS)
-        except OSError:
-            client.close()  # the client retries
-            return
-        service.settimeout(None)
-        for end in (client, service):
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _daemon(_copy, service, client)
-        _copy(client, service)
-        for end in (client, service):  # close() alone waits for the thread reading it
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copies until `source` ends. `target` stays open: that is what hides a dead service."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(_CHUNK_BYTES):
-            target.sendall(data)
-
-
-def _daemon(target: object, *arguments: object) -> None:
-    threading.Thread(target=target, args=arguments, name="mfu_jax-proxy", daemon=True).start()  # type: ignore[arg-type]
-
-
-def _serve(host: str, port: int) -> None:
+async def _serve(host: str, port: int) -> None:
     """Serves until standard input ends, which happens when the process at its other end does."""
-    # A scheduler sends a job's signals to all of its processes.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    print(_Connections(host, port).port, flush=True)
-    sys.stdin.buffer.read()
+
+    async def forward(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                service, to_service = await asyncio.open_connection(host, port)
+        except OSError:
+            to_client.close()  # the client retries
+            return
+        answers = asyncio.create_task(_copy(service, to_client))
+        await _copy(client, to_service)
+        answers.cancel()
+        to_service.close()
+        to_client.close()
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.buffer.read)
     os._exit(0)
 
 
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Copies until `source` ends. `target` stays open: that is what hides a dead service."""
+    with contextlib.suppress(OSError):
+        while data := await source.read(_CHUNK_BYTES):
+            target.write(data)
+            await target.drain()
+
+
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    # A scheduler sends a job's signals to all of its processes.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))

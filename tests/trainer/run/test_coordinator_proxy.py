@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mfu_jax.trainer.run.coordinator_proxy import CoordinatorProxy
+from mfu_jax.trainer.run import coordinator_proxy
 from tests.support.work import HANG_SECONDS
 
 
@@ -24,16 +24,16 @@ def service() -> Iterator[socket.socket]:
 @pytest.fixture
 def client(service: socket.socket) -> Iterator[socket.socket]:
     """Connected to the service through a proxy."""
-    with (
-        contextlib.closing(CoordinatorProxy(*service.getsockname())) as proxy,
-        connected(proxy) as connection,
-    ):
+    with connected(service.getsockname()) as connection:
         yield connection
 
 
-def connected(proxy: CoordinatorProxy) -> socket.socket:
-    host, _, port = proxy.address.rpartition(":")
-    return socket.create_connection((host, int(port)), HANG_SECONDS)
+@contextlib.contextmanager
+def connected(service: tuple[str, int]) -> Iterator[socket.socket]:
+    host, _, port = coordinator_proxy.proxied(*service).rpartition(":")
+    with socket.create_connection((host, int(port)), HANG_SECONDS) as connection:
+        yield connection
+    coordinator_proxy._proxies.pop().communicate()
 
 
 @pytest.mark.full
@@ -69,7 +69,7 @@ def test_the_end_of_the_client_reaches_the_service(
 def test_without_a_service_the_connection_closes_so_that_the_client_tries_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
-    with contextlib.closing(CoordinatorProxy(*address)) as proxy, connected(proxy) as connection:
+    with connected(address) as connection:
         assert connection.recv(1) == b""
 
 
@@ -92,11 +92,11 @@ def test_an_answer_passes_while_pythons_lock_is_held(
 
 @pytest.mark.full
 def test_signals_of_a_job_do_not_end_it_and_its_starter_does(service: socket.socket) -> None:
-    proxy = CoordinatorProxy(*service.getsockname())
-    process = proxy._process
+    host, _, port = coordinator_proxy.proxied(*service.getsockname()).rpartition(":")
+    process = coordinator_proxy._proxies.pop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         process.send_signal(number)
-    connected(proxy).close()
+    socket.create_connection((host, int(port)), HANG_SECONDS).close()
     assert process.poll() is None
     assert process.stdin is not None
     process.stdin.close()  # as when this process is killed

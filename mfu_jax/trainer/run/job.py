@@ -56,7 +56,7 @@ class Job:
             except Exception as error:
                 _log.warning(
                     "the job's other processes are not watched (%s); if one dies, JAX ends this "
-                    "one after minutes",
+                    "one after minutes\nhint: usually a firewall; open the ports between the hosts",
                     error,
                 )
 
@@ -64,7 +64,6 @@ class Job:
         store, address = coordination_store()
         watch = ProcessWatch(
             process=jax.process_index(),
-            count=jax.process_count(),
             timeout_seconds=config.heartbeat_timeout_seconds,
             on_loss=self._end,
         )

@@ -7,7 +7,7 @@ import os
 from mfu_jax.errors import UserError
 from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
 from mfu_jax.trainer.planned.trial_run import flags_variable
-from mfu_jax.trainer.planned.tuned_axes import tuning_tables
+from mfu_jax.trainer.planned.tuned_axes import flags_of
 
 GIB = 2**30
 _MEMORY_FRACTION = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}  # of a GPU; JAX's default is 0.75
@@ -20,13 +20,8 @@ def performance_flags(devices: AttachedDevices) -> dict[str, str]:
     for it to hide (docs.jax.dev, GPU performance tips). TPU: collective fusion, and more scoped
     VMEM on v6e (the flags of Google's public recipes).
     """
-    is_several = devices.count > 1
-    tables, flags = tuning_tables(), {}
-    if devices.platform == "gpu":
-        flags = tables["gpu_scheduler"] | (tables["gpu_collectives"] if is_several else {})
-    elif devices.platform == "tpu":
-        flags = tables["tpu_collectives"] if is_several else {}
-        flags = flags | (tables["vmem"] if devices.kind in ("TPU v6 lite", "TPU v6e") else {})
+    rows = flags_of(devices.platform, devices.count, devices.chip)
+    flags = {name: value for row in rows for name, value in row["flags"].items()}
     text = " ".join(f"{name}={value}" for name, value in flags.items())
     found = {flags_variable(devices.platform): text} if text else {}
     return found | (_MEMORY_FRACTION if devices.platform == "gpu" else {})

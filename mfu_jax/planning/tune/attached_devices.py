@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.hardware.chips import find
+from mfu_jax.hardware.chips import Chip, find
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.util.child_process import child_environment, last_line
 
@@ -38,12 +38,17 @@ class AttachedDevices:
     def __str__(self) -> str:
         return f"{self.count} × {self.kind}"
 
+    @property
+    def chip(self) -> Chip | None:
+        """The kind of chip; None for one that the table does not know."""
+        chips = find(self.kind)
+        return chips[0] if len(chips) == 1 else None
+
     def target(self) -> Target | None:
         """The devices as chips to plan for; None for those that the table does not know."""
-        chips = find(self.kind)
-        if self.platform == "cpu" or len(chips) != 1:
+        chip = self.chip
+        if self.platform == "cpu" or chip is None:
             return None
-        chip = chips[0]
         try:
             if generation := generation_of(chip.name):
                 name = slice_name(generation, self.count // chip.devices_per_chip)

@@ -31,8 +31,8 @@ _EIGHT_BITS = ("fp8", "fp8_e5m2", "fp8_full", "int8")
 
 
 @functools.cache
-def tuning_tables() -> Mapping[str, Any]:
-    """The choices and flags of tuned_axes.yml."""
+def _tables() -> Mapping[str, Any]:
+    """The choices of tuned_axes.yml."""
     return read_mapping(Path(__file__).with_name("tuned_axes.yml"))
 
 
@@ -102,7 +102,7 @@ def _standard(
     yield BATCH, _single(BATCH, [f"{size:g}" for size in sizes or [batch]])
     if keeps_tokens:
         yield ACCUMULATION, _single(ACCUMULATION, ("1", "2", "4", "8"))
-    tables = tuning_tables()
+    tables = _tables()
     offloaded = tables["offloaded"] if platform == "tpu" else {}
     yield _REMATERIALIZATION, {**tables["remat"], **offloaded}
     known = "auto" if config.attention == "cudnn_flash" else ""  # what auto stands for
@@ -131,25 +131,19 @@ def _standard(
             yield "weight_gathers", _single("weight_gathers", ("first", "xla"))
     if precisions:
         yield "precision", {word: _precision(word) for word in precisions}
-    yield from _flags(platform, devices, chip, runs)
+    for row in flags_of(platform, devices, chip):
+        yield row["axis"], {"default": {}, row["choice"]: row["flags"]}
+    if platform == "tpu" and chip and chip.clock_state and runs:
+        name, _, value = chip.clock_state.partition("=")  # a plan's peaks are those of that clock
+        yield "clock", {"default": {}, f"p-state {value}": {name: value}}
 
 
-def _flags(
-    platform: str, devices: int, chip: Chip | None, runs: bool
-) -> Iterator[tuple[str, Choices]]:
-    tables = tuning_tables()
-    if platform == "tpu":
-        if devices > 1:
-            yield "collectives", {"default": {}, "fused": tables["tpu_collectives"]}
-        if chip and "v6e" in chip.name:
-            yield "vmem", {"default": {}, "98304": tables["vmem"]}
-        if chip and chip.clock_state and runs:  # a plan's peaks are those of that clock
-            name, _, value = chip.clock_state.partition("=")
-            yield "clock", {"default": {}, f"p-state {value}": {name: value}}
-    if platform == "gpu":
-        yield "scheduler", {"default": {}, "latency hiding": tables["gpu_scheduler"]}
-        if devices > 1:
-            yield "collectives", {"default": {}, "combined": tables["gpu_collectives"]}
+def flags_of(platform: str, devices: int, chip: Chip | None) -> Iterator[Mapping[str, Any]]:
+    """The rows of `flags` in tuned_axes.yml for these devices."""
+    for row in _tables()["flags"]:
+        is_chips = row.get("chip", "") in (chip.name if chip else "")
+        if row["platform"] == platform and is_chips and ("devices" not in row or devices > 1):
+            yield row
 
 
 def _single(key: str, texts: Any) -> Choices:

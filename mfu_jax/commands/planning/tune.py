@@ -30,6 +30,7 @@ example: mfu-jax tune model=llama3-8b topology=v6e-8 dtype=bfloat16"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -75,11 +76,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if nothing fits."""
     arguments = parse(argv, flags=("--json", "--run"))
     search = _Command(arguments)
-    evidence = TrialLog(search.evidence_path(), search.about())
-    try:
+    with contextlib.closing(TrialLog(search.evidence_path(), search.about())) as evidence:
         result = tune(search.tuning(), evidence, _progress)
-    finally:
-        evidence.close()
     verdict = tune_verdict(result)
     if "--json" in arguments.flags:
         shown = {"evidence": str(search.evidence_path()), **result.to_json()}

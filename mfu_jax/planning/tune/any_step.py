@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import multiprocessing
@@ -19,7 +20,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.tune.attached_devices import attached
-from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Source, Trial, TrialLog
+from mfu_jax.planning.tune.evidence import Trial, TrialLog, unmeasured
 from mfu_jax.planning.tune.result import TuneResult
 from mfu_jax.planning.tune.running import Tuning
 from mfu_jax.planning.tune.running import tune as search
@@ -30,7 +31,6 @@ _ROUNDS, _WARMUP = 3, 2
 _EXIT_SECONDS = 30.0  # for a child to end that has answered, whatever threads it has
 
 MakeStep = Callable[..., tuple[Any, ...]]
-Answer = tuple[float, int] | str  # seconds of a step and bytes of a device, or what went wrong
 
 
 def tune(
@@ -96,29 +96,16 @@ def tune(
     def run(point: Point, seconds: float) -> Trial:
         chosen = space.settings(point)
         if in_process:
-            answer = _tried(make_step, chosen, steps)
+            trial = _tried(make_step, chosen, steps)
         else:
-            answer = _tried_in_child(make_step, chosen, steps, seconds)
-        if isinstance(answer, str):
-            is_memory = OUT_OF_MEMORY.search(answer) is not None
-            source: Source = "measured" if is_memory else "failed"
-            fits = False if is_memory else None
-            return Trial(by="run", source=source, fits=fits, note=answer[:500])
-        took, peak = answer
-        return Trial(
-            by="run",
-            source="measured",
-            fits=True,
-            memory_peak_bytes=peak or None,
-            step_time_seconds=took,
-            tokens_per_sec_per_chip=items(**chosen) / took if items else None,
-        )
+            trial = _tried_in_child(make_step, chosen, steps, seconds)
+        took = trial.step_time_seconds
+        rate = items(**chosen) / took if items and took else None
+        return dataclasses.replace(trial, tokens_per_sec_per_chip=rate)
 
-    kept = TrialLog(
-        None if evidence is None else Path(evidence),
-        {} if evidence is None else _about(make_step, in_process),
-    )
-    try:
+    path = None if evidence is None else Path(evidence)
+    about = _about(make_step, in_process) if path else {}
+    with contextlib.closing(TrialLog(path, about)) as kept:
         return search(
             Tuning(
                 target=getattr(make_step, "__name__", "step"),
@@ -134,8 +121,6 @@ def tune(
             kept,
             progress,
         )
-    finally:
-        kept.close()
 
 
 def _about(make_step: MakeStep, in_process: bool) -> dict[str, str]:
@@ -185,56 +170,52 @@ def _check_importable(make_step: MakeStep) -> None:
         )
 
 
-def _tried(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> Answer:
+def _tried(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> Trial:
     try:
         return _measure(make_step, settings, steps)
     except Exception as error:  # whatever the step raises is an answer
-        return f"{type(error).__name__}: {first_line(error)}"
+        return unmeasured(f"{type(error).__name__}: {first_line(error)}")
 
 
 def _tried_in_child(
     make_step: MakeStep, settings: Mapping[str, Any], steps: int, seconds: float
-) -> Answer:
+) -> Trial:
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe(duplex=False)
-    with tempfile.NamedTemporaryFile(prefix="mfu-jax-tune-") as log:
+    with tempfile.NamedTemporaryFile(prefix="mfu-jax-tune-") as log, mine:
         child = context.Process(
             target=_child, args=(theirs, log.name, make_step, dict(settings), steps), daemon=True
         )
         child.start()
         theirs.close()
-        has_answer = mine.poll(min(seconds, 1e6))
-        answer: Answer | None = None
-        if has_answer:
-            with contextlib.suppress(EOFError):
-                answer = mine.recv()
-        elif child.is_alive():
-            child.kill()
-            answer = f"not finished after {seconds:.0f} s"
-        child.join(_EXIT_SECONDS)
-        if child.is_alive():
-            child.kill()
-            child.join()
-        mine.close()
+        is_over = mine.poll(min(seconds, 1e6))
+        trial: Trial | None = None
+        if is_over:
+            with contextlib.suppress(EOFError):  # it has crashed
+                trial = mine.recv()
+            child.join(_EXIT_SECONDS)
+        child.kill()
+        child.join()
         said = Path(log.name).read_text(encoding="utf-8", errors="replace")
-    if answer is not None:
-        return answer
+    if trial is not None:
+        return trial
+    if not is_over:
+        return unmeasured(f"not finished after {seconds:.0f} s")
     if child.exitcode == -signal.SIGKILL:
-        return "out of memory: killed"
-    return ": ".join(filter(None, [f"exit code {child.exitcode}", last_line(said)]))
+        return unmeasured("out of memory: killed")
+    return unmeasured(": ".join(filter(None, [f"exit code {child.exitcode}", last_line(said)])))
 
 
 def _child(
     answer: Connection, log: str, make_step: MakeStep, settings: dict[str, Any], steps: int
 ) -> None:
     """Runs in the child process; a crash's last line is in `log`."""
-    descriptor = os.open(log, os.O_WRONLY)
-    os.dup2(descriptor, 2)
+    os.dup2(os.open(log, os.O_WRONLY), 2)
     answer.send(_tried(make_step, settings, steps))
 
 
-def _measure(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> tuple[float, int]:
-    """Median seconds of a step, and peak bytes of a device (0: not known)."""
+def _measure(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> Trial:
+    """Median seconds of a step, and peak bytes of a device, if known."""
     import jax
 
     step, *args = make_step(**settings)
@@ -244,37 +225,37 @@ def _measure(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> tu
             memory = step.lower(*args).compile().memory_analysis()
             peak = int(getattr(memory, "peak_memory_in_bytes", 0))
 
-    def repeat(count: int) -> None:
+    def seconds_of_each(count: int) -> float:
         result = None
+        began = time.perf_counter()
         for _ in range(count):
             result = step(*args)
             _feed_back(args, result)
         jax.block_until_ready(result)
+        return (time.perf_counter() - began) / count
 
-    repeat(_WARMUP)
-    rounds = []
-    each = math.ceil(steps / _ROUNDS)
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        repeat(each)
-        rounds.append((time.perf_counter() - began) / each)
+    seconds_of_each(_WARMUP)
+    rounds = [seconds_of_each(math.ceil(steps / _ROUNDS)) for _ in range(_ROUNDS)]
     stats = jax.local_devices()[0].memory_stats() or {}
-    return statistics.median(rounds), stats.get("peak_bytes_in_use", peak)
+    return Trial(
+        by="run",
+        source="measured",
+        fits=True,
+        memory_peak_bytes=stats.get("peak_bytes_in_use", peak) or None,
+        step_time_seconds=statistics.median(rounds),
+    )
 
 
 def _feed_back(args: list[Any], result: Any) -> None:
     """Puts the new state in the place of the old one, which may have been donated."""
-    import jax
-
-    if not args:
-        return
-    shapes = [_shapes(jax, args[0])]
     for found in (result, result[0] if isinstance(result, tuple) and result else None):
-        if _shapes(jax, found) in shapes:
+        if args and _shapes(found) == _shapes(args[0]):
             args[0] = found
             return
 
 
-def _shapes(jax: Any, tree: Any) -> Any:
+def _shapes(tree: Any) -> Any:
+    import jax
+
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves]

@@ -18,6 +18,7 @@ _WHAT = "the evidence"
 By = Literal["plan", "run"]
 Source = Literal["planned", "measured", "failed"]
 OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|MemoryError|bad_alloc")
+_LONGEST_NOTE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,17 @@ class Trial:
     def is_ok(self) -> bool:
         """Whether it fits and has a time."""
         return bool(self.fits and self.step_time_seconds)
+
+
+def unmeasured(note: str) -> Trial:
+    """A run that ended early, in its last words: out of memory is an answer, too."""
+    is_memory = OUT_OF_MEMORY.search(note) is not None
+    return Trial(
+        by="run",
+        source="measured" if is_memory else "failed",
+        fits=False if is_memory else None,
+        note=note[:_LONGEST_NOTE],
+    )
 
 
 class TrialLog:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, unmeasured
 from mfu_jax.util.child_process import child_environment, last_line, run_logged
 
 # What a trial leaves out: it writes only what is read back, and waits for nothing.
@@ -71,10 +71,9 @@ def trial_run(
         if code == 0:
             return _measured(metrics, devices_per_chip)
     if code == -signal.SIGKILL or OUT_OF_MEMORY.search(said):
-        return Trial(by="run", source="measured", fits=False, note="ran out of memory")
+        return unmeasured("ran out of memory")
     why = f"not finished after {seconds:.0f} s" if code is None else f"exit code {code}"
-    note = ": ".join(filter(None, [why, last_line(said)]))
-    return Trial(by="run", source="failed", note=note[:500])
+    return unmeasured(": ".join(filter(None, [why, last_line(said)])))
 
 
 def environment(flags: Mapping[str, str], platform: str) -> dict[str, str]:
@@ -99,7 +98,7 @@ def _measured(metrics: Path, devices_per_chip: int) -> Trial:
             peaks.append(json.loads(line).get("memory/peak_bytes_in_use") or 0.0)
     seconds, mean = summary["median_seconds"], summary["mean_seconds"]
     if not seconds:
-        return Trial(by="run", source="failed", note="no step was measured")
+        return unmeasured("no step was measured")
     rate = summary["tokens_per_sec_per_device"]
     return Trial(
         by="run",

@@ -10,7 +10,7 @@ import pytest
 
 import mfu_jax
 from mfu_jax.flops.analytic.architectures.families import FAMILIES
-from mfu_jax.flops.analytic.huggingface import decoder_table
+from mfu_jax.flops.analytic.huggingface import type_table
 from mfu_jax.logger.sinks.base import OURS
 from tests.support.paths import ROOT
 
@@ -68,15 +68,15 @@ def test_every_model_type_in_a_row_or_decorator_is_known() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "model_type"
         for argument in call.args
     }
-    in_rows = {name for row in decoder_table.ROWS for name in row["types"]}
+    in_rows = {name for row in type_table.ROWS for name in row["types"]}
     assert not named & in_rows
     assert known == named | in_rows
 
 
-def test_every_rule_for_decoders_is_in_a_row() -> None:
-    rules = {name.split(".")[1] for name in functions("huggingface") if "decoder_rules." in name}
-    groups = [group for row in decoder_table.ROWS for group in row.get("with", ())]
-    values = [v for row in decoder_table.ROWS for v in row.values() if isinstance(v, dict)]
+def test_every_rule_is_in_a_row() -> None:
+    rules = {name.split(".")[1] for name in functions("huggingface") if "rules." in name}
+    groups = [group for row in type_table.ROWS for group in row.get("with", ())]
+    values = [v for row in type_table.ROWS for v in row.values() if isinstance(v, dict)]
     named = {group if isinstance(group, str) else next(iter(group)) for group in groups}
     assert rules <= named | {value["rule"] for value in values if "rule" in value}
 

@@ -1,6 +1,6 @@
 """Translates a Hugging Face ``config.json`` to a `ModelConfig`.
 
-A decoder that differs from Llama in a few values is a row of ``decoders.yml``. Others have a
+A type that differs from others in a few values is a row of ``model_types.yml``. Others have a
 function, registered under the `model_type`s that it translates:
 
     @model_type("gpt2", "gpt-sw3")
@@ -9,8 +9,8 @@ function, registered under the `model_type`s that it translates:
 Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
 
-Adding one, in this order: a row of ``decoders.yml``, or a function (`model_type` is in `common`);
-into ``defaults.yml`` what ``python -m scripts.hugging_face_defaults NAME`` prints; into
+Adding one, in this order: a row of ``model_types.yml``, or a function (`model_type` is in
+`common`); into ``defaults.yml`` what ``python -m scripts.hugging_face_defaults NAME`` prints; into
 tests/data/hf_defaults.json the real model's counts, which ``python -m
 tests.support.count_hugging_face NAME`` prints and the existing tests read; its name in
 docs/huggingface.md.
@@ -27,6 +27,7 @@ from typing import Any
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
 from mfu_jax.flops.analytic.huggingface.fields import Fields, wrappers
+from mfu_jax.flops.analytic.huggingface.type_table import ENCODERS
 from mfu_jax.flops.analytic.model_configs.group import own_fields
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
@@ -114,7 +115,7 @@ def _text(config: Mapping[str, Any]) -> Fields:
 
 def _is_decoder(kind: str) -> bool:
     """Whether a type is known, and not an encoder, as text models beside an image encoder are."""
-    return kind in TRANSLATIONS and TRANSLATIONS[kind].__module__ != f"{__name__}.encoders"
+    return kind in TRANSLATIONS.keys() - {*ENCODERS, "clip"}
 
 
 _WITH_HEAD = (

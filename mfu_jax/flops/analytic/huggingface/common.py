@@ -61,6 +61,30 @@ def decoder(c: Fields, **changes: Any) -> ModelConfig:
     return ModelConfig.from_mapping(values)
 
 
+def encoder(c: Fields, **changes: Any) -> ModelConfig:
+    """An encoder, alone or with a decoder: LayerNorm, learned positions, a plain MLP, or `changes`.
+
+    Raises:
+        UserError: as `decoder`.
+    """
+    heads = c.size("num_attention_heads")
+    values: dict[str, Any] = {
+        "num_decoder_layers": c.size("num_hidden_layers"),
+        "emb_dim": c.size("hidden_size"),
+        "num_query_heads": heads,
+        "num_kv_heads": heads,
+        "mlp_activations": PLAIN_MLP,
+        "normalization": "layernorm",
+        "position_embedding": "learned",
+        **changes,
+    }
+    if "head_dim" not in values:
+        values["head_dim"] = c.quotient("hidden_size", "num_attention_heads")
+    if "mlp_dim" not in values:
+        values["mlp_dim"] = c.size("intermediate_size")
+    return ModelConfig.from_mapping(values)
+
+
 def heads(c: Fields, *, floor: bool = False, derived: bool = False) -> dict[str, int]:
     """Query heads, key/value heads and head width.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
+    TRANSLATIONS,
     audio_channels,
     changed_layers,
     checked_length,
@@ -23,28 +24,11 @@ from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-@model_type("gemma3_text")
-def gemma3_text(c: Fields) -> ModelConfig:
-    """Five local layers, then a global one; norms on queries and keys."""
-    interval = c.size("sliding_window_pattern", 6)
-    both_ways = c.get("use_bidirectional_attention") is True
-    window = c.optional_size("sliding_window")
-    return decoder(
-        c,
-        norms_per_layer=4,
-        qk_norm="head",
-        layer_types=layer_types(c, every(interval, FULL, SLIDING)),
-        bidirectional=both_ways,
-        # The field is the size of the whole window, half of which is on each side.
-        sliding_window_size=window // 2 + 1 if both_ways and window else window,
-    )
-
-
 @model_type("gemma3")
 def gemma3(c: Fields) -> ModelConfig:
     """Gemma 3 with SigLIP; images_per_sequence gives the number of images."""
     vision = c.nested("vision_config", "siglip_vision_model")
-    return gemma3_text(tied_text(c, "gemma3_text")).replace(
+    return TRANSLATIONS["gemma3_text"](tied_text(c, "gemma3_text")).replace(
         vision_tower="siglip",
         vision_pooling_head=vision.flag("vision_use_head", default=True),
         image_tokens=c.size("mm_tokens_per_image"),

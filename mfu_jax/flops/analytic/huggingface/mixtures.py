@@ -34,20 +34,6 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.exact import is_prime
 
 
-@model_type("qwen2_moe")
-def qwen2_moe(c: Fields) -> ModelConfig:
-    """A bias on q, k and v; experts plus a gated shared one."""
-    windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
-    first = c.size("max_window_layers", zero=True) if windowed else 0
-    return decoder(
-        c,
-        attention_bias=c.flag("qkv_bias", default=True),
-        attention_output_bias=False,
-        layer_types=layer_types(c, lambda i: SLIDING if i % 2 == 0 and i < first else FULL),
-        **qwen_experts(c),
-    )
-
-
 @model_type("qwen4_exp_text")
 def qwen4_exp_text(c: Fields) -> ModelConfig:
     """Like qwen3_5_moe_text; block-sparse attention, residual streams, tables of n-grams.

@@ -203,23 +203,6 @@ _KIMI = {
 }
 
 
-@model_type("bailing_hybrid")
-def bailing_hybrid(c: Fields) -> ModelConfig:
-    """Like kimi_linear, but the gates have full rank, and attention has one gate per head."""
-    group = c.size("layer_group_size")
-    return decoder(
-        c,
-        logits_via_embedding=False,  # transformers does not read tie_word_embeddings
-        layer_types=layer_types(c, every(group, FULL, "kimi_delta"), linear_attention="kimi_delta"),
-        attention_gate_width=1,
-        # transformers saves these with names of their own, and the rotary width as head_dim.
-        gdn_num_value_heads=c.size("linear_num_heads", c.size("num_attention_heads")),
-        gdn_value_head_dim=c.size("linear_head_dim", c.size("head_dim")),
-        gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim", c.size("short_conv_kernel_size")),
-        **experts(c, "first_k_dense_replace"),
-    )
-
-
 @model_type("dory")
 def dory(c: Fields) -> ModelConfig:
     """Layers in the middle run several times; weightless norms, gates, learned scales (nGPT)."""
@@ -265,30 +248,6 @@ def hrm_text(c: Fields) -> ModelConfig:
         layer_passes=(high * low,) * stack + (high,) * stack,
         graded_passes=(graded,) * stack + (high,) * stack,
         further_vectors=c.size("hidden_size") + 2 * stack * gates * c.flag("attention_bias"),
-        **sizes,
-    )
-
-
-@model_type("zaya")
-def zaya(c: Fields) -> ModelConfig:
-    """Convolutions over queries and keys, a router of four matrices, scales and shifts of streams.
-
-    A token may skip its expert; PyTorch then computes one and multiplies by 0, counted here too.
-    """
-    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
-    rank, sizes = c.size("router_hidden_size"), heads(c)
-    return decoder(
-        c,
-        mlp_dim=0,
-        head_bias=c.flag("lm_head_bias"),
-        qk_kernels=(c.size("cca_time0"), c.size("cca_time1")),
-        router_rank=rank,
-        zero_experts=1,
-        layer_types=layer_types(c, lambda _: FULL, hybrid=FULL, hybrid_sliding=SLIDING),
-        further_vectors=(8 * layers + 2) * width
-        + layers * sizes["num_kv_heads"]
-        + (layers - 1) * rank,
-        **experts(c, 0),
         **sizes,
     )
 

@@ -1,16 +1,19 @@
-"""What the rows of ``decoders.yml`` name: rules for one value, and functions of several."""
+"""What the rows of ``model_types.yml`` name: rules for one value, and functions of several."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
+    PLAIN_MLP,
     checked_length,
     equal_heads,
     every,
     experts,
     has_rope,
     heads,
+    image,
     latent,
     layer_types,
     refuse,
@@ -42,6 +45,13 @@ def interval_windows(c: Fields) -> list[str]:
     windowed = c.optional_size("sliding_window") and not c.has("layer_types")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
     return layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
+
+
+def early_windows(c: Fields) -> list[str]:
+    """Windows, if used, in every second layer before max_window_layers."""
+    windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
+    first = c.size("max_window_layers", zero=True) if windowed else 0
+    return layer_types(c, lambda i: SLIDING if i % 2 == 0 and i < first else FULL)
 
 
 def full_from_last(c: Fields) -> list[str]:
@@ -93,6 +103,18 @@ def used_window(c: Fields) -> int:
     return c.optional_size("sliding_window") if c.flag("use_sliding_window") else 0
 
 
+def window_to_each_side(c: Fields) -> int:
+    """The window; without a causal mask, the field is that of both sides."""
+    window = c.optional_size("sliding_window")
+    both_ways = c.get("use_bidirectional_attention") is True
+    return window // 2 + 1 if both_ways and window else window
+
+
+def half_window(c: Fields) -> int:
+    """Half of a window to both sides; an encoder's includes the query itself."""
+    return c.optional_size("local_attention") // 2 + (c.model_type == "modernbert")
+
+
 def head_width(c: Fields) -> int:
     """The width of a head."""
     return heads(c)["head_dim"]
@@ -113,6 +135,47 @@ def opt_final_norm(c: Fields) -> bool:
 def molmo2_norms(c: Fields) -> str:
     """The norms on queries and keys: of each head, or over all."""
     return "head" if c.get("qk_norm_type") == "qwen3" else "all_heads"
+
+
+def whisper_head_width(c: Fields) -> int:
+    """The width of a decoder's head; the encoder's, too, must be a whole number."""
+    c.quotient("d_model", "encoder_attention_heads")
+    return c.quotient("d_model", "decoder_attention_heads")
+
+
+def t5_activations(c: Fields) -> tuple[str, ...]:
+    """Two activations, for a gated MLP, or one."""
+    return ("gelu", "linear") if c.text("feed_forward_proj").startswith("gated") else PLAIN_MLP
+
+
+def num_labels(c: Fields) -> int:
+    """Number of classes: that of id2label, else num_labels, else transformers' default, 2."""
+    labels = c.get("id2label")
+    return len(labels) if isinstance(labels, Mapping) and labels else c.size("num_labels", 2)
+
+
+def image_tokens(c: Fields) -> int:
+    """An image's patches and a class token."""
+    sizes = image(c)
+    tokens: int = (sizes["image_size_for_vit"] // sizes["patch_size_for_vit"]) ** 2 + 1
+    return tokens
+
+
+def zaya_kernels(c: Fields) -> tuple[int, int]:
+    """Of the convolutions over queries and keys."""
+    return c.size("cca_time0"), c.size("cca_time1")
+
+
+def zaya_vectors(c: Fields) -> int:
+    """Scales and shifts of the streams, of keys, and of the router between layers."""
+    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
+    of_routers = (layers - 1) * c.size("router_hidden_size")
+    return (8 * layers + 2) * width + layers * heads(c)["num_kv_heads"] + of_routers
+
+
+def classifier_bias(c: Fields) -> int:
+    """A bias of the matrix before the head."""
+    return c.size("hidden_size") * c.flag("classifier_bias")
 
 
 def two_norms_a_layer(c: Fields) -> int:
@@ -153,6 +216,14 @@ def multi_query(c: Fields) -> dict[str, int]:
 def alone(c: Fields) -> dict[str, Any]:
     """A decoder that reads no encoder."""
     refuse(c, "add_cross_attention")
+    return {}
+
+
+def without_decoder(c: Fields) -> dict[str, Any]:
+    """An encoder alone."""
+    for unsupported in ("add_cross_attention", "is_decoder"):
+        if c.flag(unsupported):
+            c.fail(unsupported, "only the encoder is counted from a config")
     return {}
 
 

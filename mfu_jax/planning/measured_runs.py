@@ -4,7 +4,8 @@ A run is one JSON object: `model_name`, `per_device_batch_size`, `max_target_len
 with `topology`, `device_type` or `chips`, `num_slices`; the groups `mesh`, `remat_tensors`,
 `splash`, `optimizer` and `other_flags` of MaxText's keys; `remat_policy`, `attention`, `dtype`,
 `quantization`, `scan_layers`; and `xla_flags`. MaxText's sizes and mesh keys may also stand
-outside the groups.
+outside the groups. Of `env`, a plan of GPUs follows the share of their memory that JAX takes, and
+whether XLA schedules by a profile.
 """
 
 from __future__ import annotations
@@ -21,16 +22,25 @@ from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.flops.analytic.names import EXPERTS
+from mfu_jax.planning.compilation.compiling import PROFILE_FLAG
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.step_time.attention_kernels import AS_COMPILED, RunsKernel
 from mfu_jax.planning.step_time.durations import Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
-from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
+from mfu_jax.planning.targets import (
+    MEMORY_FRACTION,
+    Target,
+    generation_of,
+    parse_target,
+    slice_name,
+    with_memory_fraction,
+)
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
 from mfu_jax.util.yaml_files import read_mapping
 
 _MOST_BYTES = 2**20
+_PROFILES = "JAX_ENABLE_PGLE"  # JAX takes a profile of the first steps, and compiles again
 _TABLES = read_mapping(Path(__file__).with_name("measured_runs.yml"))
 _GROUPS, _SINGLE, _REQUIRED = (_TABLES[key] for key in ("groups", "single", "required"))
 FIXED: Mapping[str, str] = _TABLES["fixed"]
@@ -140,13 +150,17 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     if values.get("decoder_block") == "mistral" and str(values.get("num_experts", 1)) != "1":
         values["decoder_block"] = "mixtral"  # its name in MaxText since 5409f5584 of April 2025
     flags, words = _flags(run.get("xla_flags") or ())
+    target = _target(run)
+    is_profiled = str(_environment(run).get(_PROFILES)).lower() in ("true", "1")
+    if is_profiled and target.platform == "cuda":
+        flags = (*flags, f"--{PROFILE_FLAG}=measured")
     read = MeasuredRun(
-        target=_target(run),
+        target=target,
         keys={key: _text(value) for key, value in values.items()},
         model=model_of(values),
         flags=flags,
         left_out=left_out,
-        notes=(*defaults, *_not_followed(run, words)),
+        notes=(*defaults, *_not_followed(run, target, words)),
     )
     if read.tiles is None or any("tile_" in key for key in read.keys):
         return read
@@ -228,7 +242,11 @@ def _target(run: Mapping[str, Any]) -> Target:
     is_slice = not generation and bool(generation := generation_of(slice_of))  # v5e-8
     if not generation:
         devices = _whole(run, "jax_devices") or _whole(run, "chips")
-        return parse_target(hardware=hardware.lower(), devices=devices)
+        target = parse_target(hardware=hardware.lower(), devices=devices)
+        fraction = _environment(run).get(MEMORY_FRACTION)
+        if fraction is None:
+            return target
+        return with_memory_fraction(target, typed(MEMORY_FRACTION, str(fraction), float))
     for given in (run.get("topology"), run.get("device_type"), hardware if is_slice else ""):
         if name := str(given or "").lower():  # 4x4x8, or a slice name
             is_shape = name[0].isdigit() and not any(map(str.isalpha, name.replace("x", "")))
@@ -251,7 +269,14 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _not_followed(run: Mapping[str, Any], words: Sequence[str]) -> tuple[str, ...]:
+def _environment(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = run.get("env") or {}
+    if not isinstance(given, Mapping):
+        raise UserError(f"env of the run is {given!r}; expected a JSON object")
+    return given
+
+
+def _not_followed(run: Mapping[str, Any], target: Target, words: Sequence[str]) -> tuple[str, ...]:
     notes = [f"no flags of the compiler, left out: {' '.join(words)}"] if words else []
     unknown = [
         str(key)
@@ -264,8 +289,9 @@ def _not_followed(run: Mapping[str, Any], words: Sequence[str]) -> tuple[str, ..
         notes.append(
             f"not understood, ignored: {', '.join(unknown)}; expected MaxText's keys in other_flags"
         )
-    if run.get("env"):
-        notes.append(f"environment variables are not set: {', '.join(map(str, run['env']))}")
+    followed = (MEMORY_FRACTION, _PROFILES) if target.platform == "cuda" else ()
+    if unset := [name for name in _environment(run) if name not in followed]:
+        notes.append(f"environment variables are not set: {', '.join(unset)}")
     if run.get("framework_commit_or_image"):
         notes.append(
             f"the run used {run['framework_commit_or_image']}; the plan, what is installed"

@@ -6,12 +6,14 @@ and the module that compiles it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import LOGITS
@@ -21,13 +23,14 @@ from mfu_jax.flops.analytic.totals import (
     model_flops_per_device,
 )
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiling import Limits, Request
+from mfu_jax.planning.compilation.compiling import PROFILE_FLAG, Limits, Request
 from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
 from mfu_jax.planning.result.plan import Plan, StepWork
-from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.result.planner import make_plan, planned_profile
 from mfu_jax.planning.step_time.schedule import PipelineTicks
 from mfu_jax.planning.targets import Target
 
+_OWN_PROFILE = "XLA scheduled it by the planned durations, in place of the run's profile"
 # A model, and what a device trains of it in a step, by keys that MaxText has, too.
 DEVICE_BATCH = "{model_name}, {per_device_batch_size} × {max_target_length} tokens a device,"
 
@@ -107,22 +110,32 @@ def compiled_plan(
         except UserError as error:
             unknown = (f"no MFU: {first_line(error)}",)
     given = (*(run_flags or ()), *flags)
-    program, notes = cache.compile_cached(
-        Request(
-            module=source.module,
-            target=target,
-            python=source.python,
-            config={"arguments": source.words(values)},
-            flags=given,
-            identity=source.identity(values),
-        ),
-        folder=folder,
-        limits=limits,
-        progress=progress,
+    measured = [flag for flag in given if _is_missing_profile(flag, target)]
+    request = Request(
+        module=source.module,
+        target=target,
+        python=source.python,
+        config={"arguments": source.words(values)},
+        flags=tuple(flag for flag in given if flag not in measured),
+        identity=source.identity(values),
     )
+    compiled = functools.partial(
+        cache.compile_cached, folder=folder, limits=limits, progress=progress
+    )
+    program, notes = compiled(request)
+    if measured and isinstance(program, ProgramDump):
+        profile = planned_profile(program, target, work)
+        program, notes = compiled(replace(request, profile=profile))
+        notes = (*notes, _OWN_PROFILE)
     plan = make_plan(program, target, work=work, flags=given, follows_run=run_flags is not None)
     plan = plan.with_notes(*notes, *unknown)
     return replace(plan, model=source.named(values))
+
+
+def _is_missing_profile(flag: str, target: Target) -> bool:
+    """Whether a flag names durations for XLA's scheduler on GPUs that are not here."""
+    name, _, path = flag.lstrip("-").partition("=")
+    return name == PROFILE_FLAG and target.platform == "cuda" and not Path(path).exists()
 
 
 class MaxTextStep(StepSource):

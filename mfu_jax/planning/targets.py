@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,8 @@ from mfu_jax.util.formatting import counted
 from mfu_jax.util.values import number_of
 from mfu_jax.util.yaml_files import read_mapping
 
-CHIPS = ("topology", "hardware", "devices", "slices")
+CHIPS = ("topology", "hardware", "devices", "slices", "memory_fraction")
+MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # libtpu's names of generations, and whether a slice's name (v5p-128) counts TensorCores.
 _GENERATIONS = {
     "v4": ("TPU v4", 2),
@@ -31,6 +32,7 @@ _MOST_CHIPS = 2**16
 _GPU_TARGETS = Path(__file__).with_name("gpu_targets.yml")
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")  # in the first line of HLO text
 _OWN_NAMES = {"gpu": "cuda"}  # a platform's name in dumps → its compiler's name
+_SCHEDULERS_SHARE = 0.8  # of the memory of a GPU that is not attached
 _CUBE = 64  # chips that are wired together; larger slices connect such cubes
 
 
@@ -46,6 +48,7 @@ class Target:
         shape: chips along each axis of a slice's torus; GPUs: hosts, devices per host.
         devices: JAX devices in all slices.
         slices: parts of the job connected only by the data-center network.
+        memory_fraction: of a GPU's memory, what JAX takes; None: not known.
     """
 
     chip: Chip
@@ -54,6 +57,7 @@ class Target:
     shape: tuple[int, ...]
     devices: int
     slices: int = 1
+    memory_fraction: float | None = None
 
     @property
     def chips(self) -> int:
@@ -111,12 +115,30 @@ def parse_target(
 
 def target_of(values: Mapping[str, str]) -> Target:
     """The same from the keys of a command, `CHIPS`."""
-    return parse_target(
+    target = parse_target(
         topology=values.get("topology", ""),
         hardware=values.get("hardware", ""),
         devices=number_of(values, "devices", int),
         slices=number_of(values, "slices", int),
     )
+    fraction = number_of(values, "memory_fraction", float)
+    return target if fraction is None else with_memory_fraction(target, fraction)
+
+
+def with_memory_fraction(target: Target, fraction: float) -> Target:
+    """The same GPUs with JAX taking this share of their memory.
+
+    Raises:
+        UserError: it is no share, or the chips are no GPUs.
+    """
+    if target.platform != "cuda":
+        raise UserError(
+            f"memory_fraction={fraction:g} with {target}: JAX takes a share of a GPU's memory only",
+            hint="leave it out for TPUs",
+        )
+    if not 0 < fraction <= 1:
+        raise UserError(f"memory_fraction={fraction:g}; expected a share, such as 0.9")
+    return replace(target, memory_fraction=fraction)
 
 
 def generation_of(name: str) -> str:
@@ -258,8 +280,16 @@ def _gpus(chip: Chip, devices: int) -> Target:
     )
 
 
-def target_config(chip: Chip) -> str:
+def target_config(chip: Chip, memory_fraction: float | None = None) -> str:
     """XLA's description of a GPU that is not attached: GpuTargetConfigProto, as text.
+
+    XLA hides transfers within the memory that JAX takes (jaxlib/py_client.cc,
+    `CompileAndLoadIfrtProgram`), and within 80% of a GPU that is not attached
+    (gpu_hlo_schedule.cc, `GetSchedulerMemoryLimit`), so a fraction scales the memory described.
+
+    Args:
+        chip: the GPU.
+        memory_fraction: of its memory, what JAX takes; None: XLA's 80%.
 
     Raises:
         UserError: the table does not have the chip.
@@ -271,6 +301,9 @@ def target_config(chip: Chip) -> str:
             hint=f"pass one of {', '.join(known['gpus'])}",
         )
     row = {**known["common"], **known["gpus"][chip.name]}
+    if memory_fraction is not None:
+        scaled = row["device_memory_size"] * memory_fraction / _SCHEDULERS_SHARE
+        row["device_memory_size"] = round(scaled)
     description = row.pop("description")
     major, minor = row.pop("compute_capability").rstrip("a").split(".")
     fields = [f"  {key}: {value}" for key, value in row.items()]

@@ -18,6 +18,7 @@ from mfu_jax.planning.measured_runs import (
 from mfu_jax.planning.result.plan import Plan, warning_of
 
 FAST = "--xla_tpu_dvfs_p_state=7"
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 RUN = {
     "hardware": "v6e",
     "device_type": "v6e-256",
@@ -84,6 +85,9 @@ def test_chips_by_topology_name_or_number(chips, topology, devices):
         ({**RUN, "device_type": None}, "neither topology, device_type nor chips"),
         ({**RUN, "device_type": "v6e-7"}, "power of 2"),
         ({**RUN, "num_slices": "two"}, "num_slices='two': expected a whole number"),
+        ({**RUN, "env": ["A=1"]}, "env of the run"),
+        ({**RUN, "hardware": "h100", "env": {FRACTION: 90}}, "expected a share"),
+        ({**RUN, "hardware": "h100", "env": {FRACTION: "most"}}, "most"),
     ],
 )
 def test_wrong_runs_are_one_line(run, word):
@@ -197,6 +201,15 @@ def test_keys_that_mean_nothing_are_named():
     assert note in read_run({**RUN, "env": None, "splash": None, "hardware": "v6e-8"}).notes
     assert not read_run({**RUN, "env": None, "splash": None, "hardware": "h100", "chips": 8}).notes
     assert not read_run({**RUN, "env": None, "splash": None, "attention": "dot_product"}).notes
+
+
+def test_a_gpu_runs_share_of_the_memory_is_the_plans():
+    gpus = {"hardware": "h100", "chips": 8, "splash": None}
+    run = read_run({**RUN, **gpus, "env": {FRACTION: "0.94", "A": "1"}})
+    assert run.target.memory_fraction == 0.94
+    assert run.notes == ("environment variables are not set: A",)
+    assert read_run({**RUN, **gpus}).target.memory_fraction is None
+    assert FRACTION in read_run({**RUN, "env": {FRACTION: "0.94"}}).notes[0]  # a TPU's
 
 
 def test_lists_are_one_value():

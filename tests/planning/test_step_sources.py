@@ -10,7 +10,7 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning import step_sources
-from mfu_jax.planning.compilation.compiling import Compiled, Limits
+from mfu_jax.planning.compilation.compiling import PROFILE_FLAG, Compiled, Limits
 from mfu_jax.planning.targets import parse_target
 from tests.support.fake_compiler import TEXT
 from tests.support.paths import RECORDED
@@ -53,6 +53,35 @@ def test_a_given_clock_state_is_the_plans_in_place_of_a_runs_too(
     assert asked == [(*(run_flags or ()), *flags)]
     notes = [note for note in plan.notes if "p_state" in note]
     assert [said in note for note in notes] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("hardware", "path", "profiles"),
+    [
+        ({"hardware": "h100", "devices": 8}, "lhs_pbtxt/70b.pbtxt", [False, True]),
+        ({"hardware": "h100", "devices": 8}, __file__, [False]),  # XLA reads it
+        ({"topology": "v6e-8"}, "70b.pbtxt", [False]),
+    ],
+)
+def test_a_gpu_run_scheduled_by_a_profile_is_planned_with_the_plans_own(
+    hardware: dict[str, Any], path: str, profiles: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def compiled(request: Any, **_: Any) -> Compiled:
+        asked.append(request)
+        return Compiled(ProgramDump(text=TEXT))
+
+    monkeypatch.setattr(step_sources.cache, "compile_cached", compiled)
+    source: Any = SimpleNamespace(module="", python="", words=list, identity=dict, named=str)
+    source.work = lambda values: None
+    flag = f"--{PROFILE_FLAG}={path}"
+    plan = step_sources.compiled_plan(
+        source, parse_target(**hardware), {}, limits=Limits(), folder=None, run_flags=(flag,)
+    )
+    assert [bool(request.profile) for request in asked] == profiles
+    assert [request.flags == (flag,) for request in asked] == [len(profiles) == 1] * len(profiles)
+    assert any("the run's profile" in note for note in plan.notes) == (len(profiles) > 1)
 
 
 def test_a_flag_given_without_a_run_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.planning.targets import parse_target
+from mfu_jax.planning.targets import parse_target, target_of
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,19 @@ def test_gpus_by_host(hardware, devices, topology):
 def test_wrong_chips_are_one_line(given, word):
     with pytest.raises(UserError, match=word):
         parse_target(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"topology": "v6e-8", "memory_fraction": "0.9"}, "a GPU's memory only"),
+        ({"hardware": "h100", "memory_fraction": "0"}, "expected a share"),
+        ({"hardware": "h100", "memory_fraction": "90"}, "expected a share"),
+    ],
+)
+def test_a_wrong_share_of_the_memory_is_one_line(given, word):
+    with pytest.raises(UserError, match=word):
+        target_of(given)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ def main(asked: str, out: str) -> None:
     if "remat_policy" in words:
         write(_swept(words["remat_policy"], int(words["per_device_batch_size"])), out)
         return
+    if config.get("reads_profile"):
+        profile = Path(os.environ["XLA_FLAGS"].partition("_directory_path=")[2].split()[0])
+        write(ProgramDump(text=profile.read_text()), out)
+        return
     if message := config.get("message"):
         sys.exit(message)
     write(ProgramDump(text=TEXT), out)

@@ -97,6 +97,7 @@ def key_of(request: Request) -> str:
         "program": request_json(request),
         "identity": dict(request.identity),
         "flags": request.flags,
+        **({"profile": request.profile} if request.profile else {}),
         "environment": environment,
         "versions": installed_versions(request.python),
         "choices": CHOICES if request.target.platform == "cuda" else (),

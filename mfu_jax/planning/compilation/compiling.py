@@ -23,6 +23,7 @@ from mfu_jax.planning.compilation.scheduled_text import dump_flags, is_scheduled
 from mfu_jax.planning.targets import Target, target_config
 from mfu_jax.util.child_process import child_environment, run_logged
 
+PROFILE_FLAG = "xla_gpu_pgle_profile_file_or_directory_path"
 NO_WAIT = "code_seconds= has no effect: no plan waits for machine code"
 _STAGES = ("tracing", "compiling", "writing")  # progress that a child prints
 # Without these, libtpu looks for attached TPUs and their metadata server.
@@ -69,6 +70,7 @@ class Request:
         config: the module's input.
         flags: compiler flags, as ``--name=value``.
         identity: what else determines the program: part of the cache key, not passed to the module.
+        profile: durations by which XLA schedules a GPU's program, as text; empty: none.
     """
 
     module: str
@@ -77,6 +79,7 @@ class Request:
     config: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
+    profile: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,11 @@ def compile_program(
         asked.write_text(json.dumps(request_json(request)), encoding="utf-8")
         command = [request.python, "-m", request.module, str(asked), str(out)]
         stages = _Stages(Path(folder, "stages"), dumps, progress)
+        if request.profile:
+            written = Path(folder, "profile.pbtxt")
+            written.write_text(request.profile, encoding="utf-8")
+            flag = f"--{PROFILE_FLAG}={written}"
+            request = dataclasses.replace(request, flags=(*request.flags, flag))
         file = Path(folder, "log")
         code = run_logged(
             command,
@@ -271,13 +279,14 @@ def compiler_flags(flags: str | Sequence[str]) -> tuple[str, ...]:
 def request_json(request: Request) -> dict[str, Any]:
     """The compiling module's input, as JSON values."""
     target = request.target
+    is_gpu = target.platform == "cuda"
     return {
         "config": dict(request.config),
         "platform": target.platform,
         "topology": target.topology,
         "slices": target.slices,
         "devices": target.devices,
-        "target_config": target_config(target.chip) if target.platform == "cuda" else "",
+        "target_config": target_config(target.chip, target.memory_fraction) if is_gpu else "",
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.flops.executed.counting import counter_of
+from mfu_jax.flops.executed.counting import ProgramCounter, counter_of
 from mfu_jax.flops.executed.instruction_costs import costs_of
 from mfu_jax.flops.executed.mesh_axes import kind_of
 from mfu_jax.flops.executed.records import ProgramCosts
@@ -29,8 +29,9 @@ from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import without_skipped_rows
 from mfu_jax.planning.step_time.layer_timeline import largest_layer
 from mfu_jax.planning.step_time.schedule import PredictedTime, predicted_time
+from mfu_jax.planning.step_time.schedule_profile import schedule_profile
 from mfu_jax.planning.step_time.time_range import bounds, host_notes, time_range
-from mfu_jax.planning.targets import Target
+from mfu_jax.planning.targets import MEMORY_FRACTION, Target
 from mfu_jax.util.formatting import percent
 
 _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints
@@ -104,23 +105,10 @@ def make_plan(
     """
     if isinstance(program, TooLarge):
         return _refused(target, program, work, flags, follows_run=follows_run)
-    counter = counter_of(
-        program,
-        kernel_flops=program.kernel_flops,
-        trip_counts=program.trip_counts,
-        lengths=program.lengths,
-    )
-    costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
     state = target.chip.clock_set_by(" ".join(flags))
     is_at_state = follows_run or state not in ("", "default")
-    durations = Durations(
-        target=target,
-        efficiencies=efficiencies or Efficiencies(),
-        tiles=work.tiles if work else None,
-        mesh=(work.mesh if work else {}) or program.topology.mesh,
-        attention=(work.attention if work else None) or AS_COMPILED,
-        clock=target.chip.clock_with(flags) if is_at_state else 1.0,
-    )
+    clock = target.chip.clock_with(flags) if is_at_state else 1.0
+    counter, costs, durations = _timed(program, target, work, efficiencies, clock)
     line = predicted_time(costs, durations, work.pipeline if work else None)
     if residuals is None:
         residuals = compared_runs.residuals(target.platform, work.experts if work else None)
@@ -178,6 +166,44 @@ def make_plan(
     )
 
 
+def planned_profile(program: ProgramDump, target: Target, work: StepWork | None) -> str:
+    """The planned durations of a GPU's program, in place of a run's profile.
+
+    Args:
+        program: compiled for `target`.
+        target: the chips.
+        work: the step's work.
+    """
+    _, costs, durations = _timed(program, target, work)
+    return schedule_profile(costs, durations)
+
+
+def _timed(
+    program: ProgramDump,
+    target: Target,
+    work: StepWork | None,
+    efficiencies: Efficiencies | None = None,
+    clock: float = 1.0,
+) -> tuple[ProgramCounter, ProgramCosts, Durations]:
+    """The program's counter, its costs and its durations."""
+    counter = counter_of(
+        program,
+        kernel_flops=program.kernel_flops,
+        trip_counts=program.trip_counts,
+        lengths=program.lengths,
+    )
+    durations = Durations(
+        target=target,
+        efficiencies=efficiencies or Efficiencies(),
+        tiles=work.tiles if work else None,
+        mesh=(work.mesh if work else {}) or program.topology.mesh,
+        attention=(work.attention if work else None) or AS_COMPILED,
+        clock=clock,
+    )
+    costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
+    return counter, costs, durations
+
+
 def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
     """Limits the peak to HBM: the compiler's also counts what is offloaded to the host.
 
@@ -198,11 +224,13 @@ def _fits(memory: Mapping[str, int], target: Target) -> bool:
 def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     """A note on the setting that lets JAX use this much of a GPU's memory."""
     share = memory.get("peak_memory_in_bytes", 0) / (target.chip.memory_bytes or 1)
-    if target.platform != "cuda" or not _JAXS_SHARE < share <= 1:
+    taken = target.memory_fraction or _JAXS_SHARE
+    if target.platform != "cuda" or not taken < share <= 1:
         return ()
+    more = "" if target.memory_fraction else ", and pass it as memory_fraction=…"
     return (
-        f"the step needs {percent(share)} of the memory, and JAX takes {percent(_JAXS_SHARE)}: set "
-        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        f"the step needs {percent(share)} of the memory, and JAX takes {percent(taken)}: set "
+        f"{MEMORY_FRACTION}{more}: XLA hides transfers within it",
     )
 
 

@@ -57,6 +57,7 @@ def test_without_a_folder_nothing_is_kept(request_):
         {"target": parse_target(topology="v6e-16")},
         {"identity": {"source": "changed"}},
         {"module": "another"},
+        {"profile": "costs {}"},
     ],
 )
 def test_what_decides_the_program_is_in_the_key(request_, change):

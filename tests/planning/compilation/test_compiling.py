@@ -1,5 +1,6 @@
 """Compiling in a child process: what it returns, and what each kind of failure says."""
 
+import dataclasses
 import re
 import signal
 import time
@@ -16,8 +17,9 @@ from mfu_jax.planning.compilation.compiling import (
     UnknownOptionError,
     compile_known_flags,
     compile_program,
+    request_json,
 )
-from mfu_jax.planning.targets import parse_target, target_config
+from mfu_jax.planning.targets import parse_target, target_config, with_memory_fraction
 from tests.support.fake_compiler import TEXT
 from tests.support.paths import DATA
 
@@ -197,6 +199,23 @@ def test_a_gpus_description_has_the_fields_of_the_recorded_one():
         key: value for key, value in xlas.items() if key != "minor"
     }
     assert '  runtime_version: "12.8.0"\n' in described  # fp8 matmuls need CUDA 12
+
+
+@pytest.mark.full
+def test_the_compiler_reads_the_profile():
+    target = parse_target(hardware="h100", devices=8)
+    request = dataclasses.replace(_request(reads_profile=True), target=target, profile="costs {}\n")
+    assert compile_program(request).program.text == "costs {}\n"
+
+
+def test_xla_schedules_within_the_share_of_a_gpus_memory_that_jax_takes():
+    """XLA takes 80% of the memory described (openxla/xla, gpu_hlo_schedule.cc)."""
+    target = parse_target(hardware="h100", devices=8)
+    recorded = (DATA / "h100_target_config.txtpb").read_text()
+    (size,) = re.findall(r"device_memory_size: (\d+)", recorded)
+    request = dataclasses.replace(_request(), target=with_memory_fraction(target, 0.94))
+    (scaled,) = re.findall(r"device_memory_size: (\d+)", request_json(request)["target_config"])
+    assert 0.8 * int(scaled) == pytest.approx(0.94 * int(size))
 
 
 @pytest.mark.full

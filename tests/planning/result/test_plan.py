@@ -12,7 +12,7 @@ from mfu_jax.planning.result.plan import Plan, StepWork, warning_of
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.compared_runs import residuals
-from mfu_jax.planning.targets import parse_target
+from mfu_jax.planning.targets import parse_target, target_of
 from mfu_jax.util.formatting import seconds_text
 from tests.support.fake_compiler import TEXT
 from tests.support.paths import RECORDED
@@ -120,9 +120,11 @@ def test_the_range_of_gpus_is_the_time_at_other_shares_of_the_peaks():
 @pytest.mark.parametrize(
     ("chips", "gib", "fits", "note"),
     [
-        ({"hardware": "h100", "devices": 8}, 50, True, False),
-        ({"hardware": "h100", "devices": 8}, 79, True, True),
-        ({"hardware": "h100", "devices": 8}, 81, False, False),
+        ({"hardware": "h100", "devices": "8"}, 50, True, False),
+        ({"hardware": "h100", "devices": "8"}, 79, True, True),
+        ({"hardware": "h100", "devices": "8"}, 81, False, False),
+        ({"hardware": "h100", "devices": "8", "memory_fraction": "0.94"}, 74, True, False),
+        ({"hardware": "h100", "devices": "8", "memory_fraction": "0.8"}, 74, True, True),
         ({"topology": "v5p:2x2x2"}, 95.7, True, False),  # libtpu's limit is 95.74
         ({"topology": "v5p:2x2x2"}, 95.8, False, False),  # a dump of other chips
         ({"topology": "v6e:2x4"}, 31.2, True, False),  # 31.25 of 32
@@ -132,7 +134,7 @@ def test_the_range_of_gpus_is_the_time_at_other_shares_of_the_peaks():
 def test_what_compilers_do_not_refuse(chips, gib, fits, note):
     """GPU compilers compile what does not fit; by default, JAX takes three quarters of a GPU."""
     memory = {"peak_memory_in_bytes": int(gib * 2**30)}
-    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(**chips))
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), target_of(chips))
     assert found.fits == fits
     assert any("XLA_PYTHON_CLIENT_MEM_FRACTION" in line for line in found.notes) == note
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from mfu_jax.dumps import load
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.planning.compilation.gpu_autotuning import autotuned
-from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.result.planner import make_plan, planned_profile
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.targets import parse_target
 from tests.support.recorded import text_of
@@ -33,6 +34,17 @@ def test_the_plan_of_the_program_that_ran() -> None:
     low, high = plan.step_time_range
     assert low < MEASURED_SECONDS < high
     assert plan.memory_peak_bytes == pytest.approx(MEASURED_BYTES, rel=0.05)
+
+
+def test_a_profile_has_every_instruction_that_takes_time() -> None:
+    """One matmul of 50,257 took 10.6 ms in the trace; XLA reads microseconds."""
+    program = load(DATA / "h100_gpt2.mfu")
+    lines = planned_profile(program, TARGET, None).splitlines()
+    form = re.compile(r'costs { name: "(.*)" cost_us: ([\d.]+) }')
+    costs = {match[1]: float(match[2]) for line in lines if (match := form.fullmatch(line))}
+    assert len(costs) == len(lines)
+    assert costs["gemm_fusion_dot.21"] == pytest.approx(10_593, rel=0.2)
+    assert all(f"%{name} = " in program.as_text() for name in costs)
 
 
 def test_what_would_help_most() -> None:

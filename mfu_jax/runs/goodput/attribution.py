@@ -18,9 +18,6 @@ from mfu_jax.runs.goodput.run_time import CATEGORIES
 
 DAY = 86_400_000_000  # µs
 _ALL = 10**18  # µs
-_PAUSES = frozenset(
-    {"eval", "checkpoint", "restore", "compile", "data_wait", "count", "calibrate", "profile"}
-)
 
 Times = defaultdict[int, defaultdict[str, int]]
 """Day (days since 1970, UTC) → category → µs."""
@@ -215,7 +212,7 @@ def _overlays(placed: AttemptOnRunClock) -> list[_Overlay]:
 
 def _category(name: str) -> str:
     """The category of a pause with this name."""
-    return name if name in _PAUSES else "other"
+    return name if name in CATEGORIES and CATEGORIES[name].is_pause else "other"
 
 
 def _disjoint(overlays: list[_Overlay]) -> Iterator[_Overlay]:

@@ -1,4 +1,4 @@
-"""The names and the log format of Google's ``ml-goodput-measurement`` (0.2.3), from our run logs.
+"""The log format of Google's ``ml-goodput-measurement`` (0.2.3), from our run logs.
 
 Its log has one mapping per event, ordered by time; its cache reads them as JSON lines,
 ``<job>_timeline.jsonl``.
@@ -7,31 +7,10 @@ Its log has one mapping per event, ordered by time; its cache reads them as JSON
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mfu_jax.runs.goodput.attribution import AttemptOnRunClock
-
-NAMES: Mapping[str, str] = {
-    "train": "productive",
-    "compile": "PROGRAM_STARTUP",
-    "data_wait": "DATA_LOADING_ASYNC",
-    "eval": "CUSTOM_BADPUT_EVENTS: EVAL",
-    "checkpoint": "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
-    "restore": "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
-    "startup": "TRAINING_PREP",
-    "lost_steps": "WASTED_PROGRESS_FROM_DISRUPTION",
-    "down": "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
-    "slow_steps": "productive (step_time_deviation)",
-    "idle": "OTHER",
-    "count": "CUSTOM_BADPUT_EVENTS: COUNT",
-    "calibrate": "CUSTOM_BADPUT_EVENTS: CALIBRATE",
-    "profile": "CUSTOM_BADPUT_EVENTS: PROFILE",
-    "other": "CUSTOM_BADPUT_EVENTS",
-}
-"""Our categories and its nearest types. Its productive time includes compilations after the
-first step, and waits for data that it calls asynchronous.
-"""
 
 # The spans of Orbax's records; the first one covers the others.
 _SAVE = (

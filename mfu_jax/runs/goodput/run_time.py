@@ -1,33 +1,37 @@
 """Where a run's wall clock went over all restarts: the result of `read_run`.
 
-Adding a category: `MEANING` here, `attribution` beside it (`_PAUSES`, if it is a pause),
-`ml_goodput.NAMES`, the table in docs/goodput.md; ``python -m tests.campaigns.kills --kind
-loop --kills 5`` checks it against the truth of tests/campaigns/kills/truth.py.
+Adding a category: a row of ``categories.yml``, `attribution` beside it unless it is a pause, the
+table in docs/goodput.md; ``python -m tests.campaigns.kills --kind loop --kills 5`` checks it
+against the truth of tests/campaigns/kills/truth.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
-MEANING: Mapping[str, str] = {
-    "train": "steps that counted, up to the median step time",
-    "compile": "JAX traced, lowered or compiled while the run waited",
-    "data_wait": "the device waited for data",
-    "eval": "evaluations",
-    "checkpoint": "the loop waited for a checkpoint",
-    "restore": "reading a checkpoint",
-    "startup": "from the start of the process to its first step",
-    "lost_steps": "steps that were done again after a restart, or never finished",
-    "down": "no process",
-    "slow_steps": "steps that counted: what they took beyond the median",
-    "idle": "the process lived, with no step and no pause under way",
-    "count": "model FLOPs were counted",
-    "calibrate": "a CPU's peak was measured",
-    "profile": "steps were traced for a profile, and the trace was written",
-    "other": "pauses by other names",
+from mfu_jax.util.yaml_files import read_mapping
+
+
+class Category(NamedTuple):
+    """One use of the wall clock; ``categories.yml`` says what its fields are."""
+
+    meaning: str
+    ml_goodput: str
+    name: str
+    remedy: str = ""
+    key: str = ""
+    beside: str = ""
+    bar: str = "idle"
+    is_pause: bool = False
+
+
+CATEGORIES: Mapping[str, Category] = {
+    name: Category(**{"name": name, **row})
+    for name, row in read_mapping(Path(__file__).with_name("categories.yml")).items()
 }
-CATEGORIES = tuple(MEANING)
 """Every moment from the first process start to the last event is in exactly one of these."""
 
 

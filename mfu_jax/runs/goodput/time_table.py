@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.runs.goodput.ml_goodput import NAMES
-from mfu_jax.runs.goodput.run_time import Attempt, RunTime
+from mfu_jax.runs.goodput.run_time import CATEGORIES, Attempt, RunTime
 from mfu_jax.util.formatting import columns, percent, span
 
 _MOST_ATTEMPTS = 10
@@ -30,7 +29,7 @@ def render(run: RunTime) -> str:
 def _table(run: RunTime) -> list[str]:
     wall = run.wall_seconds or 1.0
     rows = [
-        [name, span(seconds), percent(seconds / wall), NAMES[name]]
+        [name, span(seconds), percent(seconds / wall), CATEGORIES[name].ml_goodput]
         for name, seconds in run.time.items()
         if seconds > 0
     ]

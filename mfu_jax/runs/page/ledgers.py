@@ -10,26 +10,13 @@ from mfu_jax.pages.bars import BarRow, bars
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, ledger_table, of_value, table
-from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice, product
+from mfu_jax.runs.goodput.run_time import CATEGORIES, Attempt, TimeSlice, product
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.runs.report.verdict import wall_name
 from mfu_jax.util.formatting import percent, readable, span
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.conventions import FlopsRow
 
-_KINDS = {
-    "train": "model",
-    "slow_steps": "below",
-    "compile": "memory",
-    "data_wait": "communication",
-    "eval": "memory",
-    "checkpoint": "memory",
-    "restore": "memory",
-    "startup": "other",
-    "lost_steps": "unknown",
-    "down": "unknown",
-}
 _MOST_ATTEMPTS = 60
 
 
@@ -60,12 +47,12 @@ def _bars(time: Mapping[str, float]) -> Iterator[BarRow]:
     for category, seconds in sorted(time.items(), key=_order):
         if seconds:
             yield BarRow(
-                name=wall_name(category),
-                kind=_KINDS.get(category, "idle"),
+                name=CATEGORIES[category].name,
+                kind=CATEGORIES[category].bar,
                 points=100 * seconds / wall,
                 seconds=seconds,
                 time=span(seconds),
-                meaning=MEANING[category],
+                meaning=CATEGORIES[category].meaning,
             )
 
 

@@ -16,6 +16,7 @@ from mfu_jax import names
 from mfu_jax.hardware.chips import find
 from mfu_jax.logger.records.step_cost import TOLERANCE
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.util.formatting import counted, rounded_up
 from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
@@ -28,32 +29,6 @@ _NEW = "runs/a"  # a folder for a run that has none
 _BEYOND = "extra FLOPs, such as recomputation"
 _INSIDE = "inside steps, not yet profiled"
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
-# Category of the wall clock → its name, and what shortens it. {less} is how many times as much of
-# it is lost as is worth a reader's time, {more} how many times as fast it must be to be hidden.
-_OF_WALL = {
-    "compile": ("compilation", f"export {_CACHE}=~/.cache/jax"),
-    "data_wait": (
-        "wait for data",
-        "{more} times the workers that prefetch, such as grain's worker_count={more}",
-    ),
-    "eval": ("evaluations", "evaluate {less} times less often"),
-    "checkpoint": ("checkpoints", "save checkpoints asynchronously, or {less} times less often"),
-    "restore": ("restoring", "checkpoints nearer to the devices"),
-    "startup": ("start-up", ""),
-    "lost_steps": ("steps done again", "save checkpoints twice as often"),
-    "down": ("no process", "a launcher that restarts the job at once"),
-    "slow_steps": ("slow steps", ""),
-    "idle": ("idle between steps", ""),
-    "count": ("counting FLOPs", ""),
-    "calibrate": ("this machine's peak, measured once", ""),
-    "profile": ("tracing", ""),
-}
-# Name → the reference trainer's key for it, and a word beside its new value.
-_BY_KEY = {
-    "evaluations": ("eval_interval", ""),
-    "checkpoints": ("checkpoint_period", ", or asynchronous checkpoints"),
-    "steps done again": ("checkpoint_period", ""),
-}
 
 
 def run_verdict(
@@ -148,7 +123,7 @@ def _losses(
 
 def wall_name(category: str) -> str:
     """A category of the wall clock in words."""
-    return _OF_WALL.get(category, (category, ""))[0]
+    return CATEGORIES[category].name if category in CATEGORIES else category
 
 
 def _inside_steps(summary: Summary, profile: Mapping[str, float]) -> dict[str, float]:
@@ -208,13 +183,13 @@ def _next_steps(
 def _remedy(loss: TimeLoss, setup: Setup, wall: Mapping[str, float]) -> str:
     """What shortens a loss of the wall clock; empty: nothing known, or it is done already."""
     less = loss.fraction * (1 - NOTABLE) / (NOTABLE * max(1 - loss.fraction, NOTABLE))
-    key, beside = _BY_KEY.get(loss.name, ("", ""))
-    if (now := setup.config.get(key, "")).isdecimal():
-        lost = loss.name == wall_name("lost_steps")
-        return f"{key}={max(1, int(now) // 2) if lost else rounded_up(less * int(now))}{beside}"
+    of = next((c for c in CATEGORIES.values() if c.name == loss.name), CATEGORIES["other"])
+    if (now := setup.config.get(of.key, "")).isdecimal():
+        lost = of is CATEGORIES["lost_steps"]
+        new = max(1, int(now) // 2) if lost else rounded_up(less * int(now))
+        return f"{of.key}={new}{of.beside}"
     more = math.ceil(1 + wall.get("data_wait", 0.0) / (wall.get("train") or 1.0))
-    text = dict(_OF_WALL.values()).get(loss.name, "")
-    text = text.format(less=rounded_up(less), more=more)
+    text = of.remedy.format(less=rounded_up(less), more=more)
     return "" if _CACHE in text and os.environ.get(_CACHE) else text
 
 

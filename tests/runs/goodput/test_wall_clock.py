@@ -26,7 +26,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> WrittenLog:
 
 def spent(run: RunTime) -> dict[str, float]:
     """The categories that have any time."""
-    assert tuple(run.time) == CATEGORIES
+    assert tuple(run.time) == tuple(CATEGORIES)
     assert sum(run.time.values()) == run.wall_seconds
     return {name: seconds for name, seconds in run.time.items() if seconds}
 

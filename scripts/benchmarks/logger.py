@@ -5,7 +5,7 @@
 Run it from the repository root. Console (to a file), JSONL and TensorBoard are on unless a row
 says otherwise. Waiting for the device is not counted as a cost: without a logger, the loop would
 wait for the same step where it next needs the outputs. Every number is shown beside that of the
-bare loop, from the same run.
+bare loop, or of MaxText's logger where installed, from the same run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.sinks.jsonl import JsonlSink
 from mfu_jax.logger.sinks.tensorboard import TensorBoardSink
 from scripts import results
+from scripts.benchmarks.maxtext_logger import MaxTextLogger
 
 WARMUP = 20
 STEP_SECONDS, PAUSE_SECONDS = 0.005, 0.01
@@ -101,16 +102,20 @@ def record_costs(steps: int) -> dict[str, list[float]]:
         ]
         costs["`waiting()`, device busy"] = waits
         with make_logger(folder / "idle", console) as logger:
-            costs |= costs_after_pauses(steps, logger.record)
+            costs |= costs_after_pauses(steps, {"`record()`": logger.record})
+        if maxtext := MaxTextLogger.of(folder / "maxtext"):
+            costs |= costs_after_pauses(steps, {"MaxText's logger": maxtext.record})
+            maxtext.close()
     return {situation: values[WARMUP:] for situation, values in costs.items()}
 
 
-def costs_after_pauses(steps: int, record: Callable[[int, Any], object]) -> dict[str, list[float]]:
-    """Costs of a call after 10 ms of idling, and of an empty ``with`` block beside it."""
+def costs_after_pauses(
+    steps: int, calls: dict[str, Callable[[int, Any], object]]
+) -> dict[str, list[float]]:
+    """Costs of calls after 10 ms of idling, and of an empty ``with`` block beside them."""
     costs: dict[str, list[float]] = {}
     small = jnp.ones((8, 8))
-    calls = {"an empty `with`": lambda *_: do_nothing(), "`record()`": record}
-    for name, call in calls.items():
+    for name, call in {"an empty `with`": lambda *_: do_nothing(), **calls}.items():
         values = costs.setdefault(f"{name}, after a pause of 10 ms", [])
         for step in range(steps):
             time.sleep(PAUSE_SECONDS)

@@ -144,9 +144,9 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
     ring = keys.get("context_parallel_strategy") == "ring" and run.target.platform == "tpu"
     if ring and (slots > 0 or keys.get("mtp_num_layers", "0") != "0"):
         lost.append(_lost("context_parallel_strategy", "ring", ", in kernels as the run's"))
-    if run.target.platform == "cuda" and keys.get("quantization") == "fp8":
-        # Flax's Fp8DotGeneralOp (MaxText, layers/quantizations.py): one pass over each operand.
-        lost.append(Lost("fp8 with one scale per tensor, from earlier steps", "", "vector"))
+    if run.keys.get("use_qwix_quantization") != "true":
+        own_rounding = _tables()["without_qwix"].get(keys.get("quantization"))
+        lost += [Lost(own_rounding, "", "vector")] if own_rounding else []
     if run.target.platform == "cuda" and keys.get("quantization") and slots > 0:
         # DeepSeek-V3 in fp8 on 64 B200 is planned 22% too short (held_out_runs.json).
         lost.append(
@@ -203,8 +203,13 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
 
 
 def _is_as_experts_are(name: str, keys: Mapping[str, str]) -> bool:
-    """Whether a key follows from others: MaxText's sparse experts drop nothing."""
+    """Whether a key follows from others: MaxText's sparse experts drop nothing.
+
+    The kernel of sparse experts, megablox, is not read without them.
+    """
     is_sparse = keys.get("sparse_matmul") == "true"
+    if name == "megablox":
+        return keys.get("sparse_matmul") == "false"
     if name == "capacity_factor":
         return is_sparse
     has_slots = typed("capacity_factor", keys.get("capacity_factor", "-1"), float) > 0

@@ -10,6 +10,7 @@ from mfu_jax.trainer.planned.planned_run import Lost, reference_keys
 from mfu_jax.trainer.planned.planned_step import TrainerStep
 
 RUN = {"model_name": "llama3.1-8b", "per_device_batch_size": 1, "max_target_length": 8192}
+V6E = {"hardware": "v6e", "device_type": "v6e-8"}
 
 
 @pytest.mark.parametrize(
@@ -152,19 +153,31 @@ def test_what_xla_makes_of_quantized_slots_on_gpus_is_said(
     assert any("all-reduces" in one.setting for one in lost) == is_said
 
 
+@pytest.mark.parametrize("hardware", [{"hardware": "h100", "jax_devices": 64}, V6E])
 @pytest.mark.parametrize(
-    ("hardware", "quantization", "is_said"),
+    ("quantization", "flags", "said"),
     [
-        ({"hardware": "h100", "jax_devices": 64}, "fp8", True),
-        ({"hardware": "h100", "jax_devices": 64}, "int8", False),  # aqt, by row and by column
-        ({"hardware": "v6e", "device_type": "v6e-8"}, "fp8", False),
+        ("fp8", {}, "one scale per tensor"),  # Flax's Fp8DotGeneralOp
+        ("int8", {}, "AQT"),
+        ("int8", {"use_qwix_quantization": True}, ""),
+        ("fp8_full", {"use_qwix_quantization": True}, ""),
     ],
 )
-def test_the_scales_of_maxtexts_fp8_on_gpus_are_another_recipes(hardware, quantization, is_said):
+def test_what_maxtext_rounds_by_without_qwix_is_said(hardware, quantization, flags, said):
     pytest.importorskip("qwix")
     run = {"model_name": "llama2-7b", "per_device_batch_size": 1, "max_target_length": 4096}
-    lost = reference_keys(read_run({**run, **hardware, "quantization": quantization})).lost
-    assert any("one scale per tensor" in one.setting for one in lost) == is_said
+    given = {**run, **hardware, "quantization": quantization, "other_flags": flags}
+    lost = reference_keys(read_run(given)).lost
+    assert [one.touches for one in lost] == (["vector"] if said else [])
+    assert not said or said in lost[0].setting
+
+
+@pytest.mark.parametrize(("sparse", "lost"), [(False, ()), (True, ("megablox=false",))])
+def test_the_kernel_of_sparse_experts_is_theirs_alone(sparse, lost):
+    run = {**RUN, **V6E, "model_name": "mixtral-8x7b"}
+    flags = {"sparse_matmul": sparse, "megablox": False, "capacity_factor": 1.25}
+    found = reference_keys(read_run({**run, "other_flags": flags}))
+    assert tuple(one.setting for one in found.lost) == lost
 
 
 def test_whole_experts_are_followed_where_each_device_gets_as_many():

@@ -250,6 +250,65 @@ def test_what_maxtexts_loss_may_need_more(flags, peak, again, fits, words):
     assert bool(found.notes) == bool(words)
 
 
+LONG = {
+    **RUN,
+    "model_name": "llama3.1-8b",
+    "per_device_batch_size": 1 / 64,
+    "max_target_length": 64 * 2**17,
+    "mesh": {"ici_context_parallelism": 64},
+    "splash": {"use_tokamax_splash": True, "dq_reduction_steps": 3, "sa_block_kv_dkv": 1024},
+    "other_flags": {"context_parallel_strategy": "ring", "num_vocab_tiling": 16},
+}
+
+
+@pytest.mark.parametrize(
+    ("splash", "strategy", "gib"),
+    [
+        ({}, "ring", 128 - 6),  # 2**17 queries and keys of a device, 4,096 numbers: 1 GiB a block
+        ({"sa_block_kv_dkv": 2048}, "ring", 64 - 6),
+        ({}, "all_gather", 64 * 128 - 6),  # all keys
+        ({"sa_block_kv_dkv": 2**17}, "ring", 0),
+        ({"dq_reduction_steps": 0}, "ring", 0),
+        ({"use_tokamax_splash": False}, "ring", 0),
+    ],
+)
+def test_gradients_of_queries_for_each_block_of_keys(splash, strategy, gib):
+    run = {**LONG, "splash": {**LONG["splash"], **splash}}
+    run["other_flags"] = {**LONG["other_flags"], "context_parallel_strategy": strategy}
+    assert read_run(run).partial_gradient_bytes == gib * GIB
+
+
+@pytest.mark.parametrize(("peak", "fits"), [(200, True), (230, False)])
+def test_a_run_fits_that_does_without_the_compiled_kernels_gradients(peak, fits):
+    plan = Plan(
+        target="v5p:4x4x4",
+        chips=64,
+        fits=False,
+        memory_peak_bytes=peak * GIB,
+        memory_limit_bytes=95 * GIB,
+        memory={"temporaries": 150 * GIB},
+    )
+    found = judged(plan, read_run(LONG))
+    assert found.fits == fits
+    assert ("122 GiB of queries' gradients" in "".join(found.notes)) == fits
+    assert found.memory["temporaries"] == (28 if fits else 150) * GIB
+
+
+def test_memory_that_the_compiled_kernels_gradients_take_is_no_shortage_of_the_runs():
+    plan = Plan(
+        target="v5p:4x4x4",
+        chips=64,
+        fits=True,
+        memory_peak_bytes=94 * GIB,
+        memory_limit_bytes=95 * GIB,
+        executed_flops=100,
+        xla_rematerialized_flops=2,
+    )
+    for splash, fits in ((LONG["splash"], True), ({}, False)):
+        found = judged(plan, read_run({**LONG, "splash": splash}))
+        assert found.fits == fits
+
+
 @pytest.mark.parametrize(
     ("splash", "is_constant"),
     [

@@ -138,6 +138,8 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
             lost.append(Lost(f"{name}={value} (without quantization)"))
         else:
             keys[own] = value
+    if run.keys.get("use_tokamax_splash") == "true":  # has no other backward kernel
+        keys["sa_use_fused_bwd_kernel"] = "true"
     mesh, others = _mesh(run.keys, run.target)
     lost += [Lost(other, touches="transfers") for other in others]
     slots = typed("capacity_factor", keys.get("capacity_factor", "-1"), float)

@@ -172,6 +172,13 @@ def test_what_maxtext_rounds_by_without_qwix_is_said(hardware, quantization, fla
     assert not said or said in lost[0].setting
 
 
+@pytest.mark.parametrize(("tokamax", "fused"), [(True, "true"), (False, "false")])
+def test_tokamaxs_attention_has_one_backward_kernel(tokamax, fused):
+    splash = {"use_tokamax_splash": tokamax, "sa_use_fused_bwd_kernel": False}
+    keys, _ = reference_keys(read_run({**RUN, **V6E, "splash": splash}))
+    assert keys["sa_use_fused_bwd_kernel"] == fused
+
+
 @pytest.mark.parametrize(("sparse", "lost"), [(False, ()), (True, ("megablox=false",))])
 def test_the_kernel_of_sparse_experts_is_theirs_alone(sparse, lost):
     run = {**RUN, **V6E, "model_name": "mixtral-8x7b"}

@@ -40,7 +40,8 @@ def shape_of(
         matmuls: the matmuls of `inside`.
     """
     largest = max(matmuls, key=lambda matmul: matmul.flops, default=None)
-    arrays = (a for shape in computation.operand_shapes(instruction) for a in _arrays(shape))
+    operands = list(computation.operand_shapes(instruction))
+    arrays = (a for shape in operands for a in _arrays(shape))
     return InstructionShape(
         results=tuple(_arrays(instruction.shape)),
         result_bytes=instruction.shape.bytes,
@@ -51,6 +52,8 @@ def shape_of(
         passes=int(largest.passes.rpartition("_x")[2]) if largest and largest.passes else 1,
         is_full_float32=largest is not None and is_full_float32(largest.instruction),
         is_elementwise=_is_elementwise(instruction, inside),
+        keeps_tiles=instruction.opcode == "copy"
+        and _order_in_tiles(instruction.shape) == _order_in_tiles(operands[0]),
         target=_target(instruction),
     )
 
@@ -101,6 +104,12 @@ def _is_elementwise(instruction: HloInstruction, inside: Sequence[HloInstruction
         body = [i for i in inside if i is not instruction]
         return all(i.opcode in _ELEMENTWISE or i.opcode in _BESIDE for i in body)
     return instruction.opcode in _ELEMENTWISE
+
+
+def _order_in_tiles(array: Shape) -> tuple[list[str], str]:
+    """The two minor dimensions, which tiles are cut from, and the tiles: ``T(8,128)(2,1)``."""
+    order, _, rest = array.layout.strip("{}").partition(":")
+    return order.split(",")[:2], rest.partition("S(")[0]
 
 
 def _is_transposed(result: Shape) -> bool:

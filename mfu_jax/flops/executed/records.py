@@ -46,6 +46,7 @@ class InstructionShape:
         passes: number of lower-precision passes that the hardware runs it in; 6 for ``bf16_x6``.
         is_full_float32: whether its precision rules out TF32.
         is_elementwise: whether every result element comes from one element of each operand.
+        keeps_tiles: whether it is a copy that leaves the order within each tile of a TPU's layout.
         target: target of a custom call; `HOST_TRANSFER` for messages to and from the host.
     """
 
@@ -58,6 +59,7 @@ class InstructionShape:
     passes: int = 1
     is_full_float32: bool = False
     is_elementwise: bool = False
+    keeps_tiles: bool = False
     target: str = ""
 
     @property

@@ -94,9 +94,11 @@ class Efficiencies:
             v5p, 0.70 on a v6e. Not fitted to a step.
         tpu_fusion: other fusions on a TPU, of the memory bandwidth: additions of 5 GB take 8.02 ms
             on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree there; for
-            bfloat16 they imply half of it, as they count elements of whatever width.
-        tpu_copy: copies to another layout, of the memory bandwidth: what XLA's cycles imply for
-            32-bit elements.
+            bfloat16 they imply half of it, as they count elements of whatever width. Also copies
+            that move whole tiles: XLA gives one of 2 GB and an addition the same cycles on a v5e,
+            v5p, v6e and TPU7x.
+        tpu_copy: copies that rearrange what is in a tile, of the memory bandwidth: what XLA's
+            cycles imply for 32-bit elements.
         hbm: of the memory bandwidth; not fitted.
         link: of the bandwidth of a TPU's link, and of the data-center network; not fitted.
         nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB on eight H100, from XLA's table
@@ -274,7 +276,8 @@ class Durations:
         if record.flops:
             matmul = record.shape.passes * self._seconds(record.flops_by_dtype, self.matmul_share)
             return Duration("matmul", start + max(matmul, memory, vector))
-        own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
+        copy = shares.tpu_fusion if record.shape.keeps_tiles else shares.tpu_copy
+        own = {"fusion": shares.tpu_fusion, "copy": copy}
         memory *= shares.hbm / own.get(record.opcode, shares.hbm)
         return Duration(_vector_cause(record), start + max(memory, vector))
 

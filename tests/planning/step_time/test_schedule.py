@@ -256,6 +256,33 @@ def test_a_bare_operation_takes_the_time_of_its_bytes():
     assert line.seconds == pytest.approx(START + 3 * MEGABYTES / 819e9)
 
 
+TILES = "T(8,128)(2,1)"
+
+
+@pytest.mark.parametrize(
+    ("layout", "share"),
+    [
+        (f"3,2,0,1:{TILES}", 0.81),
+        (f"3,2,0,1:{TILES}S(1)", 0.81 * 2),  # half of the bytes are in HBM
+        (f"2,3,1,0:{TILES}", 0.4),
+        ("3,2,0,1:T(4,128)(2,1)", 0.4),
+    ],
+)
+def test_a_copy_of_whole_tiles_takes_the_time_of_an_addition(layout, share):
+    """XLA gives f32[8,4,2,1280,6144] on a v6e 5,318,208 cycles for x + 1 and for such a copy."""
+    dims = "bf16[8,4,1280,6144]"
+    text = f"""HloModule m
+ENTRY %main (x: {dims}) -> {dims} {{
+  %x = {dims}{{3,2,1,0:{TILES}}} parameter(0)
+  ROOT %c = {dims}{{{layout}}} copy(%x)
+}}
+"""
+    durations = Durations(target=TARGET, efficiencies=Efficiencies())
+    moved = 2 * 2 * 8 * 4 * 1280 * 6144
+    line = predicted_time(instruction_costs(text), durations)
+    assert line.seconds == pytest.approx(START + moved / 819e9 / share)
+
+
 @pytest.mark.parametrize(("shape", "cycles"), [("f32[8]", 2120), ("f32[]", 0)])
 def test_an_instruction_on_arrays_takes_some_time_however_small(shape, cycles):
     """2120 cycles at 1.75 GHz are XLA's for the smallest fusions on a v6e; scalars have none."""

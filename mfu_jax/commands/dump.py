@@ -69,11 +69,10 @@ def _of_xla(arguments: Arguments) -> ProgramDump:
 
 def _of_config(words: Sequence[str]) -> ProgramDump:
     from mfu_jax.commands.compare import compiled_config
-    from mfu_jax.instrumentation.counts import model_flops
     from mfu_jax.trainer.run.run_logger import model_of
 
     config, compiled = compiled_config(words)
-    return record(compiled, model=model_flops(model_of(config)))
+    return record(compiled, model=model_of(config))
 
 
 def _summary(dump: ProgramDump) -> str:

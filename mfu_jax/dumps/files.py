@@ -119,7 +119,7 @@ def _header(dump: ProgramDump) -> dict[str, Any]:
 
 
 def _plain_model(model: ModelFlops) -> dict[str, Any]:
-    values = dataclasses.asdict(model)
+    values = model.values
     values |= {key: _plain(values[key]) for key in ("operations", "avoidable")}
     return _plain(values)
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from mfu_jax.flops.count import KernelRuns
+from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 
 _ELIDED = re.compile(r"\bconstant\(\{\.\.\.\}\)")
@@ -40,10 +41,31 @@ class ModelFlops:
     avoidable: Mapping[str, int | Fraction] = field(default_factory=dict)
     overheads: Mapping[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def traced(cls, count: Any, devices: int, convention: str = "maxtext", **more: Any) -> Self:
+        """One device's share of the `TracedCount` of a whole job; `more` are other fields."""
+        total, share = count.total_in(convention), Fraction(1, devices)
+        return cls(
+            per_device=integral(total * share),
+            convention=convention,
+            dense=integral(count.total * share),
+            attention=integral((count.activations - (count.total - total)) * share),
+            is_whole=not count.unaccounted,
+            operations={name: integral(n * share) for name, n in count.by_operation.items()},
+            avoidable={name: integral(n * share) for name, n in count.avoidable.items()},
+            overheads={label: round(n * share) for label, n in count.overheads.items()},
+            **more,
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields that a dump holds."""
+        return {found.name: getattr(self, found.name) for found in fields(ModelFlops)}
+
     @property
     def ledger_arguments(self) -> dict[str, Any]:
         """The fields as `compare_flops` takes them."""
-        values = {found.name: getattr(self, found.name) for found in fields(self)}
+        values = self.values
         return {"model": values.pop("per_device"), **values}
 
 

@@ -13,7 +13,6 @@ from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
 from mfu_jax.flops.count import KernelRuns
-from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.mesh_axes import mesh_of
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.names import AS_GIVEN
@@ -174,14 +173,4 @@ def _model_flops(model: Any, devices: int) -> ModelFlops | None:
             "one device",
             hint="usually a count of the compiled program; pass count_model_flops(step, …)",
         )
-    total, share = model.total_in("maxtext"), Fraction(1, max(devices, 1))
-    return ModelFlops(
-        per_device=integral(total * share),
-        convention="maxtext",
-        dense=integral(model.total * share),
-        attention=integral((model.activations - (model.total - total)) * share),
-        is_whole=not model.unaccounted,
-        operations={name: integral(n * share) for name, n in model.by_operation.items()},
-        avoidable={name: integral(n * share) for name, n in model.avoidable.items()},
-        overheads={label: round(n * share) for label, n in model.overheads.items()},
-    )
+    return ModelFlops.traced(model, max(devices, 1))

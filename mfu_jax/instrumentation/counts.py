@@ -60,45 +60,31 @@ def xla_reported_flops(compiled: Any) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelCount:
+class ModelCount(ModelFlops):
     """Model FLOPs of one step on one device, and where they come from.
 
+    The convention of a value is ``as given``. If traced, `attention` is all products of
+    activations.
+
     Attributes:
-        per_device: matmul FLOPs by `convention`.
-        source: ``traced``, ``analytic`` or ``value``.
-        convention: how attention pairs are counted; ``as given`` for a value.
         tokens_per_device: tokens of one step on one device, if the source knows them.
-        dense: the same FLOPs with all attention pairs; None if unknown.
-        attention: the part of `per_device` that attention kernels may compute: products over pairs
-            of tokens (if traced, all products of activations); None if unknown.
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
-        operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
-        avoidable: the part of `operations` that a compiler may avoid, as in `TracedCount`.
         complex_products: the part of `per_device` that is products of complex numbers.
         checkpointed: FLOPs that `jax.checkpoint` adds to it in a traced step.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
         note: what the user should know of a number that may be too high; empty: nothing.
-        overheads: other known work of the program, by label; see `compare_flops`.
         how: the number's derivation in words, for the log.
     """
 
-    per_device: Exact
-    source: str
-    convention: str
     tokens_per_device: int | float = 0
-    dense: Exact | None = None
-    attention: Exact | None = None
     packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
-    operations: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
-    avoidable: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     complex_products: Exact = 0
     checkpointed: Exact = 0
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
     note: str = ""
-    overheads: Mapping[str, int] = dataclasses.field(default_factory=dict)
     how: str = ""
 
     def times(self, factor: Fraction) -> ModelCount:
@@ -135,26 +121,19 @@ def traced_model(
         UserError: the function cannot be traced, or the convention needs a config.
     """
     count, _ = count_with_scopes(step, args, kwargs, lengths)
-    total = count.total_in(convention)  # type: ignore[arg-type]  # checked by total_in
-    skipped = count.total - total
-    return ModelCount(
-        per_device=_share(total, devices),
-        source="traced",
-        convention=convention,
-        dense=_share(count.total, devices),
-        attention=_share(count.activations - skipped, devices),
+    return ModelCount.traced(
+        count,
+        devices,
+        convention,
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
-        operations={name: _share(n, devices) for name, n in count.by_operation.items()},
-        avoidable={name: _share(n, devices) for name, n in count.avoidable.items()},
         complex_products=_share(count.complex_products, devices),
         checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
-        overheads={label: round(_share(n, devices)) for label, n in count.overheads.items()},
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
         ),
         note="" if convention == "dense" else _note_on_masks(count),
-        how=f"traced: {total:,} FLOPs over {counted(devices, 'device')}",
+        how=f"traced: {count.total_in(convention):,} FLOPs over {counted(devices, 'device')}",  # type: ignore[arg-type]
     )
 
 
@@ -183,7 +162,6 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
     attention = sum(row.training_flops for row in rows if row.has_pairs)
     return ModelCount(
         per_device=integral(sum(row.training_flops for row in rows)),
-        source="analytic",
         convention=convention,
         tokens_per_device=float(tokens),
         dense=integral(sum(row.training_flops for row in flops_breakdown(config, "dense"))),
@@ -227,9 +205,7 @@ def _text(config: Any, key: str) -> str:
 
 def given_model(flops_per_device: Exact) -> ModelCount:
     """The user's own number."""
-    return ModelCount(
-        per_device=flops_per_device, source="value", convention="as given", how="as given"
-    )
+    return ModelCount(per_device=flops_per_device, convention="as given", how="as given")
 
 
 def kernel_flops_of(
@@ -328,10 +304,9 @@ def count_program(
     )
     executed = counter.count()
     reported = xla_reported_flops(compiled)
-    flops = model_flops(model)
-    is_whole = flops.is_whole and not executed.unaccounted
+    is_whole = model.is_whole and not executed.unaccounted
     ledger = compare_flops(
-        **dataclasses.replace(flops, is_whole=is_whole).ledger_arguments,
+        **dataclasses.replace(model, is_whole=is_whole).ledger_arguments,
         executed=executed,
         xla_reported=reported,
         unaccounted=model.unaccounted,
@@ -345,20 +320,6 @@ def count_program(
         xla_reported=reported,
         ledger=ledger,
         resharded=resharded_tensors(counter, mesh_of(compiled)),
-    )
-
-
-def model_flops(count: ModelCount) -> ModelFlops:
-    """A step's model FLOPs in the form that a dump holds."""
-    return ModelFlops(
-        per_device=count.per_device,
-        convention=count.convention,
-        dense=count.dense,
-        attention=count.attention,
-        operations=count.operations,
-        avoidable=count.avoidable,
-        overheads=count.overheads,
-        is_whole=count.source == "traced" and not count.unaccounted,
     )
 
 

@@ -27,7 +27,6 @@ from mfu_jax.instrumentation.counts import (
     given_model,
     kernel_flops_of,
     model_cost,
-    model_flops,
     traced_model,
     unwrap_compiled,
     warn_of_resharding,
@@ -282,7 +281,7 @@ def dump_step(
         dump(
             compiled,
             f"{path.removesuffix(DUMP_SUFFIX)}.{number}{DUMP_SUFFIX}" if number > 1 else path,
-            model=None if model is None else model_flops(model),
+            model=model,
             kernel_flops=kernel_flops,
             trip_counts=trip_counts,
             **lengths.named,

@@ -110,7 +110,6 @@ class _Run:
 
         from mfu_jax.dumps.files import write
         from mfu_jax.dumps.recording import record
-        from mfu_jax.instrumentation.counts import model_flops
         from mfu_jax.storage.trace_folders import dump_path
         from mfu_jax.trainer.run.run_logger import model_of
 
@@ -122,7 +121,7 @@ class _Run:
         jax.profiler.stop_trace()
         path = Path(dump_path(folder, "train_step"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(record(self.compiled, model=model_flops(model_of(self._config))), path)
+        write(record(self.compiled, model=model_of(self._config)), path)
 
 
 def _compiled(pairs: Sequence[FaultPair], keys: Sequence[str]) -> dict[Side, _Run]:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.instrumentation.counts import model_flops
 from mfu_jax.planning.compilation.scheduled_text import dump_flags, is_scheduled, read_scheduled
 from mfu_jax.planning.targets import Target, parse_target
 from mfu_jax.trainer.config import pyconfig
@@ -79,7 +78,7 @@ def _program(name: str, topology: str, programs: Path) -> Path:
     name = "healthy" if _side(name) == Side() else name
     path = programs / f"{topology} {name}.mfu"
     if not path.exists():
-        model = model_flops(model_of(pyconfig.load(_side(name).words)))
+        model = model_of(pyconfig.load(_side(name).words))
         write(dataclasses.replace(_scheduled_program(name, topology), model=model), path)
     return path
 

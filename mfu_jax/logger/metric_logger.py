@@ -147,7 +147,9 @@ class MetricLogger:
         )
         self._interrupt = self._timer.interrupt
         self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
-        self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
+        self._phases = PhaseBook(
+            monotonic, self._timer.watcher, warmup_steps=config.warmup_steps, boundary=boundary
+        )
         self._calls = StepCalls(config.calls_per_step)
         self._thread = LoopThread(self._spans, self._phases)
         self._compile_log.subscribe(self._thread.on_compile)
@@ -457,7 +459,7 @@ class MetricLogger:
 
     def _close_parts(self) -> None:
         atexit.unregister(self._close_quietly)
-        for part in (self._timer, self._phases, self._log):
+        for part in (self._timer, self._log):
             with failsafe("the logger is not closed", self._boundary):
                 part.close()
         with failsafe("the logger is not closed", self._boundary):

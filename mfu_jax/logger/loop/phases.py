@@ -8,7 +8,7 @@
         with logger.phase("update"):
             state, metrics = update(state, trajectory)
 
-JAX returns before the device is done, so a phase ends when its last output is ready. A separate
+JAX returns before the device is done, so a phase ends when its last output is ready. The watcher's
 thread waits for that; the training thread never waits. A phase begins when it has been entered and
 the previous one has ended.
 """
@@ -16,7 +16,6 @@ the previous one has ended.
 from __future__ import annotations
 
 import functools
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -28,7 +27,8 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.loop.spans import Span, means_of
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from mfu_jax.logger.records.summary import PhaseTotals
-from mfu_jax.logger.timing.readiness import PhaseEnds, end_marker
+from mfu_jax.logger.timing.readiness import Watcher, end_marker
+from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe
 
 # Most phases that wait for their step: a loop that records none must not fill the memory.
@@ -52,6 +52,17 @@ class _PhaseEdge(NamedTuple):
     def read(self) -> float:
         """The later of the two, in seconds; waits for the device."""
         return self.left if self.ready is None else max(self.left, self.ready.result())
+
+
+class _PhaseOutputs(TimedStep):
+    """What the watcher waits for at the end of a phase, and then the clock's reading."""
+
+    def __init__(self, marker: Any) -> None:
+        self.metrics = {"_end": marker}
+        self.ended: Future[float] = Future()
+
+    def see(self, begun: Reading, ready: Reading) -> None:
+        self.ended.set_result(ready[1])
 
 
 class Phase(Span):
@@ -116,6 +127,7 @@ class PhaseBook:
 
     Args:
         clock: monotonic clock in seconds.
+        watcher: waits for the ends of phases.
         warmup_steps: number of first steps whose phases are excluded from the totals.
         boundary: where failures are reported.
 
@@ -127,7 +139,8 @@ class PhaseBook:
 
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
+        watcher: Watcher,
         *,
         warmup_steps: int = 0,
         boundary: Boundary | None = None,
@@ -140,7 +153,7 @@ class PhaseBook:
         self._open: dict[type[Span], Any] = {}
         self._last = _PhaseEdge()
         self._closed: deque[Phase] = deque(maxlen=_MOST_PHASES)
-        self._ends: PhaseEnds | None = None
+        self._watcher = watcher
 
     def phase(self, name: str, cost: StepCost | None) -> Phase:
         """A new phase."""
@@ -196,9 +209,9 @@ class PhaseBook:
 
     def watch(self, marker: Any) -> Future[float]:
         """A future of the clock reading when `marker` is ready."""
-        if self._ends is None:
-            self._ends = PhaseEnds(self._clock)
-        return self._ends.watch(marker)
+        outputs = _PhaseOutputs(marker)
+        self._watcher.watch(outputs)
+        return outputs.ended
 
     def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
         """Metrics of the phases since the last step; a function for their total cost, if known."""
@@ -224,11 +237,6 @@ class PhaseBook:
         rates = {} if cost is None else cost.rates(seconds)
         known = {name: rates[f"perf/{name}"] for name in _RATES if f"perf/{name}" in rates}
         return {"seconds": seconds, **known}
-
-    def close(self) -> None:
-        """Stops the thread."""
-        if self._ends is not None:
-            self._ends.close()
 
 
 def sum_of(costs: list[LateCost]) -> Callable[[], StepCost] | None:

@@ -4,16 +4,14 @@ A step that has a successor ends where the loop comes back, so its outputs need 
 no loop says which step is its last, or that an evaluation comes next. So one thread looks, every
 `LOOK_SECONDS` at most, for the newest step, and waits for its outputs. The training thread only
 leaves the step where the thread will find it: waking the thread would cost tens of microseconds.
-Phases are few, so the end of each is observed.
+Phases are few, so it is woken for the end of each.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -106,49 +104,9 @@ class Watcher:
     def _look(self, step: TimedStep) -> None:
         """Waits for a step and stamps it."""
         begun = self._read()
-        try:
+        with contextlib.suppress(Exception):  # the training thread hits it, and can handle it
             block_until_ready(step.metrics)
-        except Exception:  # the training thread hits the same error, where it can be handled
-            return
-        ready = self._read()
-        step.seen = step.seen or (begun, ready)
-        if step.watched:
-            step.completed = step.completed or ready
-
-
-class PhaseEnds:
-    """Stamps the ends of phases, in order, on one daemon thread.
-
-    Args:
-        clock: monotonic clock in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._queue: queue.SimpleQueue[tuple[Any, Future[float]] | None] = queue.SimpleQueue()
-        self._thread = Boundary().thread(
-            "mfu_jax phases", "the times of phases are not known", self._run
-        )
-        self._thread.start()
-
-    def watch(self, marker: Any) -> Future[float]:
-        """A future of the clock reading when `marker` is ready."""
-        ended: Future[float] = Future()
-        self._queue.put((marker, ended))
-        return ended
-
-    def close(self) -> None:
-        """Stops the thread; waits at most half a minute for a hung device."""
-        self._queue.put(None)
-        self._thread.join(_JOIN_SECONDS)
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            marker, ended = item
-            with contextlib.suppress(Exception):  # the training thread hits the same error
-                jax.block_until_ready(marker)
-            ended.set_result(self._clock())
-            item = marker = None  # keep no device arrays alive while the thread waits
+        step.see(begun, self._read())
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:

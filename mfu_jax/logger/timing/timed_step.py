@@ -102,6 +102,12 @@ class TimedStep:
     loop: tuple[float, float, float, float, float] | None = None
     readings: tuple[Reading, Reading, Callable[[], float]] | None = None
 
+    def see(self, begun: Reading, ready: Reading) -> None:
+        """Called by the watcher once it has waited for the outputs."""
+        self.seen = self.seen or (begun, ready)
+        if self.watched:
+            self.completed = self.completed or ready
+
     def measure(self) -> None:
         """Computes its times from the readings, once."""
         if self.readings is None:

@@ -69,6 +69,7 @@ class StepTimer:
 
     Attributes:
         interrupt: one caught during the wait in `dispatched`.
+        watcher: as given, or a new one.
         part: outputs of the newest of several calls that make a step, until it is dispatched.
         waited_seconds: how long the last call of `dispatched` waited.
     """
@@ -83,8 +84,8 @@ class StepTimer:
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._watcher = watcher or Watcher(self.read)
-        self._follow = self._watcher.follow
+        self.watcher = watcher or Watcher(self.read)
+        self._follow = self.watcher.follow
         self._suspended = suspended
         self._suspended_seconds = suspended()
         self._short_waits = 0
@@ -316,12 +317,12 @@ class StepTimer:
 
     def close(self) -> None:
         """Stops the watcher's thread."""
-        self._watcher.close()
+        self.watcher.close()
 
     def _watch(self, step: TimedStep) -> None:
         if step.completed is None and not step.watched:
             step.watched = True
-            self._watcher.watch(step)
+            self.watcher.watch(step)
 
     def _take(self, step: TimedStep) -> None:
         if self._spans:

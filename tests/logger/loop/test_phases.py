@@ -8,6 +8,7 @@ import json
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.logger.loop.phases import PhaseBook
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
-from tests.support.fake_device import FakeClock
+from mfu_jax.logger.timing.readiness import Watcher
+from tests.support.fake_device import FakeClock, FakeWatcher
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import ROOT
 from tests.support.sinks import ListSink
@@ -54,7 +56,7 @@ class Ended:
 def spans(*phases: tuple[float, float, float | None]) -> list[float]:
     """Seconds of phases that were entered, left, and whose outputs were ready at these times."""
     clock = Clock()
-    book = Book(clock)
+    book = Book(clock, FakeWatcher(FakeClock()))
     made = []
     for entered, left, ready in phases:
         clock.now = entered
@@ -82,7 +84,7 @@ def test_an_idle_device_begins_when_the_phase_is_entered() -> None:
 def test_phases_without_a_step_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mfu_jax.logger.loop.phases._MOST_PHASES", 5)
     clock = Clock()
-    book = Book(clock)
+    book = Book(clock, FakeWatcher(FakeClock()))
     alive = []
     for _ in range(500):
         with book.phase("a", None) as phase:
@@ -98,10 +100,10 @@ def test_phases_without_a_step_do_not_fill_the_memory(monkeypatch: pytest.Monkey
 def test_a_device_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mfu_jax.logger.timing.readiness._JOIN_SECONDS", 0.0)
     release = threading.Event()
-    monkeypatch.setattr(jax, "block_until_ready", lambda _: release.wait(HANG_SECONDS))
-    book = PhaseBook()
-    ended = book.watch(None)
-    book.close()
+    hung = SimpleNamespace(block_until_ready=lambda: release.wait(HANG_SECONDS))
+    watcher = Watcher(lambda: (0.0, 1.0))
+    ended = PhaseBook(Clock(), watcher).watch(hung)
+    watcher.close()
     assert not ended.done()
     release.set()
     assert ended.result(HANG_SECONDS) > 0

@@ -20,10 +20,10 @@ from mfu_jax.logger.run_log.follower import Follower
 from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import AppendOnlyFile
+from mfu_jax.storage.targets import OutputTarget, SpooledTarget
 
 if TYPE_CHECKING:
     from mfu_jax.logger.run_log.run_log import RunLog
-    from mfu_jax.storage.targets import SpooledTarget
 
 _MOST_PROCESSES = 1000
 _LONGEST_COMMAND = 2000
@@ -155,7 +155,7 @@ class EventsFile:
         self._clock = clock
         self._start = self._last_sign = b""
         self._file: AppendOnlyFile | None = None
-        self._spool: SpooledTarget | None = None
+        self._target: OutputTarget | None = None
 
     @property
     def is_open(self) -> bool:
@@ -171,53 +171,49 @@ class EventsFile:
         self._file.fsync_seconds = fsync_seconds
         self._file.append(self._last_sign + text)
         self._last_sign = b""
-        if self._spool is not None:
-            self._spool.wrote()
+        self._target_of_run().wrote()
 
     def show_life(self) -> None:
         """Sets the file's time to now."""
         if self._file is not None:
             self._file.touch(self._clock())
-        if self._spool is not None:
-            self._spool.wrote()
+            self._target_of_run().wrote()
 
     def flush(self) -> None:
         """Flushes everything to disk."""
         if self._file is not None:
             self._file.sync()
-        if self._spool is not None:
-            self._spool.flush()
+            self._target_of_run().flush()
 
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
-        if self._spool is not None:
-            self._spool.close()
+            self._target_of_run().close()
 
     def _opened(self) -> AppendOnlyFile:
-        path = self._local_path()
+        path = self._target_of_run().path
+        path.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, _MOST_PROCESSES):
             name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
             # After a move by another program, a new file begins with the start of the process.
             file = AppendOnlyFile(name, "run log", restart=self._start)
             if file.is_alone():
-                if self._spool is None:  # else its time is that of a download
+                if path == self._place:  # else its time is that of a download
                     self._last_sign = _last_sign(name)
                 file.cut_torn_line()
                 return file
             file.close()
         raise OSError(f"{_MOST_PROCESSES} processes write to run logs beside {path}")
 
-    def _local_path(self) -> Path:
-        if isinstance(self._place, Address):
-            from mfu_jax.storage.targets import SpooledTarget
-
-            if self._spool is None:
-                self._spool = SpooledTarget(self._place, "run log", is_folder=False, keep=True)
-            return self._spool.path
-        self._place.parent.mkdir(parents=True, exist_ok=True)
-        return self._place
+    def _target_of_run(self) -> OutputTarget:
+        """Where it is; the folder of a local one may be missing, and a store out of reach."""
+        if self._target is None:
+            if isinstance(self._place, Address):
+                self._target = SpooledTarget(self._place, "run log", is_folder=False, keep=True)
+            else:
+                self._target = OutputTarget(self._place, "run log", lock=None)
+        return self._target
 
 
 def _last_sign(path: Path) -> bytes:

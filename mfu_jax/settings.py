@@ -1,9 +1,8 @@
 """The switches of metrics logging: one list for flags, mappings and keyword arguments.
 
 Adding a setting: a field of `Settings`; of `MetricsKeys` if the trainer has it as well, with a line
-in ``configs/base.yml``; a logger's, of `mfu_jax.logger.config.LoggerKeys`. Flags follow. A path
-also joins `_PATHS`; one that a given logger decides, `_OF_SHARED` of
-`mfu_jax.instrumentation.options`.
+in ``configs/base.yml``; a logger's, of `mfu_jax.logger.config.LoggerKeys`. Flags follow. One that a
+given logger decides joins `OF_LOGGER` of `mfu_jax.instrumentation.options`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from mfu_jax.logger.config import (
     IN_RUN_DIR,
     LoggerConfig,
     LoggerKeys,
-    check_text,
     convert_fields,
     described,
+    place,
     setting,
 )
 from mfu_jax.storage.addresses import Address, check_path
@@ -38,30 +37,19 @@ from mfu_jax.util.arguments import parse
 
 _log = logging.getLogger("mfu_jax")
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
-_PATHS = (
-    "run_dir",
-    "metrics_file",
-    "tensorboard_dir",
-    "heartbeat_file",
-    "profile_dir",
-    "dump_program",
-    "prometheus_textfile",
-    "webhook_url",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsKeys(LoggerKeys):
     """The keys that `Settings` shares with the trainer's config."""
 
-    metrics_file: str = setting("", "JSONL file, one object per step; empty: none")
-    tensorboard_dir: str = setting("", "folder for TensorBoard events; empty: none")
-    prometheus_textfile: str = setting(
-        "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
+    metrics_file: str = place("JSONL file, one object per step; empty: none")
+    tensorboard_dir: str = place("folder for TensorBoard events; empty: none")
+    prometheus_textfile: str = place(
+        "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
     )
-    webhook_url: str = setting(
-        "",
-        "of a chat, as Slack's; told of a hang, a NaN loss, an MFU down by 20%, the end",
+    webhook_url: str = place(
+        "of a chat, as Slack's; told of a hang, a NaN loss, an MFU down by 20%, the end"
     )
     console_line: Literal["auto", "maxtext", "short"] = setting(
         "auto", "line of a step: short, or MaxText's (maxtext); auto: short in a terminal"
@@ -70,9 +58,9 @@ class MetricsKeys(LoggerKeys):
         FSYNC_SECONDS, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
     )
     profile_steps: str = setting("", "steps to trace on the device, such as 10-12; empty: none")
-    profile_dir: str = setting("", "folder for device traces; empty: tensorboard_dir")
-    dump_program: str = setting(
-        "", "file for the compiled step, as step.mfu; mfu-jax compare reads it; empty: none"
+    profile_dir: str = place("folder for device traces; empty: tensorboard_dir")
+    dump_program: str = place(
+        "file for the compiled step, as step.mfu; mfu-jax compare reads it; empty: none"
     )
     convention: str = setting("maxtext", "how attention pairs are counted: maxtext, exact, dense")
     hardware: str = setting(
@@ -99,7 +87,7 @@ class MetricsKeys(LoggerKeys):
 
 @described
 @dataclass(frozen=True, kw_only=True)
-class Settings(MetricsKeys):
+class Settings(MetricsKeys, LoggerConfig):
     """What a trainer switches on, for `instrument`, `MetricLogger.from_flags` and the flags.
 
     ``python -m mfu_jax.settings`` lists the keys with their defaults.
@@ -109,12 +97,8 @@ class Settings(MetricsKeys):
     """
 
     enable_mfu: bool = setting(True, "count, time and log; false: do nothing")
-    run_dir: str = setting(
-        "", "folder of the run, with the metrics file, TensorBoard's folder and the profile"
-    )
-    start_step: int = setting(0, "number of the first step, above 0 after a resume")
-    calls_per_step: int = setting(
-        1, "calls that make one step together, as of micro-batches whose gradients are accumulated"
+    run_dir: str = place(
+        "folder of the run, with the metrics file, TensorBoard's folder and the profile"
     )
     steps_per_call: int = setting(1, "steps that one call runs, as in a scan; each is logged")
     flops_source: Literal["traced", "analytic", "value"] = setting(
@@ -133,8 +117,6 @@ class Settings(MetricsKeys):
     )
 
     def __post_init__(self) -> None:
-        for name in _PATHS:
-            check_text(name, getattr(self, name))
         convert_fields(self)
         if self.run_dir:
             for name, place in IN_RUN_DIR.items():
@@ -168,10 +150,6 @@ class Settings(MetricsKeys):
         folder, places = self.run_dir, IN_RUN_DIR.items()
         inside = {name: f"{folder}/{place}" for name, place in places} if folder else {}
         return {name: value for name, value in vars(self).items() if inside.get(name, ...) != value}
-
-    def logger_config(self) -> LoggerConfig:
-        """The settings of a `MetricLogger`."""
-        return LoggerConfig(**{name: getattr(self, name) for name in LOGGER_KEYS})
 
     @classmethod
     def of(cls, config: Any, *, prefix: str = "", strict: bool = True) -> Settings:
@@ -268,14 +246,6 @@ def _leave_to_the_trainer(given: dict[str, Any]) -> None:
                 "pass prefix='mfu_' and the key mfu_%s where it is meant",
                 *(name, value, name),
             )
-
-
-# The settings that are fields of `LoggerConfig`.
-LOGGER_KEYS = (
-    "start_step",
-    "calls_per_step",
-    *(field.name for field in dataclasses.fields(LoggerKeys)),
-)
 
 
 def parse_steps(text: str) -> tuple[int, int]:

@@ -89,7 +89,7 @@ def logger_of(
         sinks = sinks_of(settings)
     logger = MetricLogger(
         cost=cost,
-        config=settings.logger_config(),
+        config=settings,
         sinks=sinks,
         compile_log=compile_log,
         boundary=boundary,

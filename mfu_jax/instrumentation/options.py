@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,10 +12,11 @@ from mfu_jax.instrumentation.counts import analytic_model
 from mfu_jax.instrumentation.outputs import Select
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.logger.assembly import checked_sinks, warn_of_unwritten
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks.base import Sink
-from mfu_jax.settings import LOGGER_KEYS, Settings
+from mfu_jax.settings import Settings
 
 _OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile", "webhook_url")
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
@@ -23,7 +25,7 @@ OF_LOGGER = (
     *_OUTPUTS,
     "console_line",
     "fsync_seconds",
-    *LOGGER_KEYS,
+    *(field.name for field in dataclasses.fields(LoggerConfig)),
     "profile_steps",
 )
 

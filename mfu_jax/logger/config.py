@@ -52,6 +52,11 @@ def setting(default: Any, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": text})
 
 
+def place(text: str) -> Any:
+    """A field for a file, a folder or an address; by default there is none."""
+    return dataclasses.field(default="", metadata={"help": text, "is_place": True})
+
+
 def check_text(name: str, given: Any) -> None:
     """Raises a `UserError` if a path is a number."""
     if isinstance(given, int | float):
@@ -86,6 +91,8 @@ def convert_fields(settings: Any) -> None:
     cls: type = type(settings)
     for field in dataclasses.fields(settings):
         kind, given = field_types(cls)[field.name], getattr(settings, field.name)
+        if field.metadata.get("is_place"):
+            check_text(field.name, given)
         hint = f"usually a misspelling; {field.name} is: {field.metadata['help']}"
         object.__setattr__(settings, field.name, typed(field.name, given, kind, hint=hint))
 
@@ -104,8 +111,8 @@ class LoggerKeys:
         _PERIOD_SECONDS,
         "batch interval in seconds; a kill loses at most this much (0: write every step)",
     )
-    heartbeat_file: str = setting(
-        "", "file rewritten every 10 s with the state and the last step; empty: none"
+    heartbeat_file: str = place(
+        "file rewritten every 10 s with the state and the last step; empty: none"
     )
     hang_factor: float = setting(
         50.0, "report a hang after this many median step times without a step; 0: never"
@@ -164,7 +171,9 @@ class LoggerConfig(LoggerKeys):
     """
 
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
-    calls_per_step: int = setting(1, "calls of instrumented functions that make one step")
+    calls_per_step: int = setting(
+        1, "calls that make one step together, as of micro-batches whose gradients are accumulated"
+    )
 
     def __post_init__(self) -> None:
         convert_fields(self)

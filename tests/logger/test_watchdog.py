@@ -297,9 +297,7 @@ def test_files_stay_where_they_were_when_the_loop_changes_its_folder(
 def test_a_logger_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock, beat = FakeClock(), tmp_path / "new" / "beat.json"
     settings = Settings(heartbeat_file=str(beat), hang_factor=3, hang_seconds=0)
-    logger = MetricLogger(
-        config=settings.logger_config(), sinks=[], clock=clock.wall, monotonic=clock.monotonic
-    )
+    logger = MetricLogger(config=settings, sinks=[], clock=clock.wall, monotonic=clock.monotonic)
     for step in range(20):
         clock.advance(0.1)
         logger.record(step, {"loss": 2.5})

@@ -10,10 +10,10 @@ and ``…_us`` are whole microseconds.
 
 ``start``    version, process, processes, host, pid, boot, began_m (of the process), command,
              versions (package → version), commit (of the working folder's repository)
-``steps``    first (number), by (stride, if not 1), us (of each step), gap_us (before each), data_us
-             (the part of that gap in which the device waited for data), kind (if not ``step``), and
-             the seconds that one step takes at the peak: optimal_s, executed_s; t and m at the last
-             step's end
+``steps``    consecutive ones: first (number), us (of each step), gap_us (before each), data_us (the
+             part of that gap in which the device waited for data), kind (if not ``step``), and the
+             seconds that one step takes at the peak: optimal_s, executed_s; t and m at the last
+             step's end. Earlier versions wrote by, the stride of the numbers
 ``span``     name, t and m at its start; without us it begins, and a line with the same name and m
              and with us ends it. step and step_us of the step before it. Only a long ``data_wait``
              is written, and the next ``steps`` has its time, too

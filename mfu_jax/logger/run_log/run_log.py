@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event, Moment
@@ -25,6 +25,7 @@ from mfu_jax.logger.run_log.follower import TEXTS, Follower
 from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
+    from mfu_jax.logger.records.step_cost import StepCost
     from mfu_jax.logger.run_log.reading import LoggedRecords
     from mfu_jax.logger.run_log.writer import LogWriter
     from mfu_jax.logger.sinks.base import Sink, StepRecord
@@ -40,8 +41,6 @@ _since_boot: Callable[[], float] = (
 """Seconds since the machine booted, including its sleep where known; one call into C."""
 
 _CLOSE_SECONDS = 2.0
-
-_AT_PEAK = (("perf/mfu", "optimal_s"), ("perf/hfu", "executed_s"))
 
 
 class RunLog:
@@ -350,7 +349,8 @@ class StepEvents:
 
     def __init__(self, began: float) -> None:
         self._last_number, self._last_end = -1, began
-        self._costs: dict[str, float] = {}
+        self._cost: object = None
+        self._at_peak: dict[str, float] = {}
 
     def went_back(self, step: int) -> None:
         """The steps from `step` on are repeated."""
@@ -372,13 +372,11 @@ class StepEvents:
             number, us = int(step.step), round(1e6 * step.seconds)
             if number <= self._last_number:
                 continue
-            before, cost = cost, self._cost(step, record)
-            stride, continues = number - self._last_number, bool(values) and cost == before
-            if continues and len(values["us"]) == 1:
-                values["by"] = stride
-            if not continues or stride != values.get("by", 1):
-                if values:
-                    yield _event(end, values)
+            before, cost = cost, {} if record is None else self._cost_of(step, record)
+            if values and (cost != before or number != self._last_number + 1):
+                yield _event(end, values)
+                values = {}
+            if not values:
                 values = {"first": number, "us": [], "gap_us": [], "data_us": [], **cost}
             end = step.ended_at, step.ended_monotonic + asleep_seconds
             values["us"].append(us)
@@ -388,24 +386,18 @@ class StepEvents:
         if values:
             yield _event(end, values)
 
-    def _cost(self, step: TimedStep, record: StepRecord | None) -> dict[str, Any]:
+    def _cost_of(self, step: TimedStep, record: StepRecord) -> dict[str, Any]:
         """Its kind, unless it is a usual one, and its seconds at the peak, where they are known."""
-        if record is None:
-            return {}
-        cost: dict[str, Any] = {} if record.kind == "step" else {"kind": record.kind}
-        for metric, name in _AT_PEAK:
-            if (utilization := record.scalars.get(metric)) is not None:
-                seconds, last = utilization * step.seconds, self._costs.get(name, -1.0)
-                if abs(seconds - last) > 1e-9 * last:  # else only rounding differs
-                    self._costs[name] = float(f"{seconds:.9g}")
-                cost[name] = self._costs[name]
-        return cost
+        kind = {} if record.kind == "step" else {"kind": record.kind}
+        if step.cost is not self._cost:
+            self._cost, cost = step.cost, cast("StepCost", step.cost)  # the builder has set it
+            known = {"optimal_s": cost.model_seconds, "executed_s": cost.executed_seconds}
+            self._at_peak = {k: float(f"{s:.9g}") for k, s in known.items() if s is not None}
+        return kind | self._at_peak
 
 
 def _event(end: tuple[float, float], values: dict[str, Any]) -> Event:
-    """The event, without columns of zeros and a stride of 1."""
-    if values.get("by") == 1:
-        del values["by"]
+    """The event, without columns of zeros."""
     for name in ("gap_us", "data_us"):
         if not any(values[name]):
             del values[name]

@@ -291,18 +291,12 @@ def _open_regular(path: Path) -> io.FileIO:
 def _refuse_special(path: Path) -> None:
     """Raises `OSError` if `path` is something other than a regular file."""
     with contextlib.suppress(FileNotFoundError):
-        mode = os.stat(path).st_mode
-        for is_kind, name in _KINDS:
-            if is_kind(mode):
-                raise OSError(f"it is {name}, not a file")
+        if kind := _KINDS.get(stat.filemode(os.stat(path).st_mode)[0]):
+            raise OSError(f"it is {kind}, not a file")
 
 
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode), "a device"),
-)
+_KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}
+"""What is no regular file, by the first letter in ``ls -l``."""
 
 
 def _pieces(file: io.FileIO) -> Iterator[bytes]:

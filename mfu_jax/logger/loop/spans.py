@@ -176,7 +176,7 @@ class Pause(Span):
         check: called when it has begun; what it raises ends the pause.
     """
 
-    __slots__ = ("_check", "_resumes", "_spans", "_start")
+    __slots__ = ("_begun", "_check", "_resumes", "_spans", "_start")
 
     def __init__(
         self, spans: LoopSpans, name: str, check: Callable[[], None] | None = None
@@ -204,7 +204,7 @@ class Pause(Span):
         self._start = spans.timer.read()
         spans.open = self
         spans.watchdog.pause()
-        spans.log.begin(self.name, self._start, finished)
+        self._begun = spans.log.begin(self.name, spans.log.moment(self._start), finished)
         try:
             if self._check is not None:
                 self._check()
@@ -228,7 +228,7 @@ class Pause(Span):
         spans.watchdog.resume()
         end = timer.read()
         timer.cut(self.name, start, end)
-        spans.log.end(end)
+        spans.log.end(self._begun, spans.log.moment(end))
         if spans.held is not None:
             before, more = spans.held.spans, timer.take_spans()
             spans.held.spans = {**before, **{k: before.get(k, 0.0) + more[k] for k in more}}

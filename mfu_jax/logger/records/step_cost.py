@@ -236,24 +236,18 @@ def add_costs(costs: Iterable[StepCost]) -> StepCost:
     if len(parts) == 1:
         return parts[0]
 
-    def total(field: str) -> float | None:
+    def total(field: str) -> Any:
         values = [getattr(part, field) for part in parts]
         return None if None in values else sum(values)
 
-    first = parts[0]
+    names = [field.name for field in dataclasses.fields(StepCost)]
     same_peak = len({part.peak_flops_per_sec for part in parts}) == 1
     return StepCost(
-        model_flops_per_device=total("model_flops_per_device"),  # type: ignore[arg-type]
-        tokens_per_device=sum(part.tokens_per_device for part in parts),
-        peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
-        executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
-        hardware_flops_per_device=total("hardware_flops_per_device"),  # type: ignore[arg-type]
+        **{name: total(name) for name in names if not name.startswith(("peak", "optimal"))},
+        peak_flops_per_sec=parts[0].peak_flops_per_sec if same_peak else None,
         optimal_model_seconds=total("model_seconds") or None,
         optimal_executed_seconds=total("executed_seconds") or None,
-        removed_flops_per_device=sum(part.removed_flops_per_device for part in parts),
-        xla_reported_flops=total("xla_reported_flops"),
-        bytes_per_device=total("bytes_per_device"),  # type: ignore[arg-type]
-        peak_bytes_per_sec=first.peak_bytes_per_sec,
+        peak_bytes_per_sec=parts[0].peak_bytes_per_sec,
     )
 
 

@@ -89,7 +89,6 @@ class RunLog:
         self.lock = threading.Lock()
         self._followers: list[Follower] = []
         self._compiled: list[tuple[float, float]] = []
-        self._pause: Event | None = None
         self._wait: Event | None = None  # a long one for data
         now = self.now()
         self._steps: StepEvents | None = None
@@ -142,45 +141,45 @@ class RunLog:
         self.has_steps |= bool(steps)
         self.append([*records, *found])
 
-    def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
-        """A pause begins; `last` is the step that it waited for, if any."""
+    def begin(self, name: str, at: Moment, last: TimedStep | None = None) -> Event:
+        """A part of the process begins; `end` takes the event.
+
+        Args:
+            name: such as ``eval``.
+            at: when.
+            last: the step that it waited for, if any.
+        """
         values: dict[str, Any] = {"name": name}
         if last is not None:
             values |= {"step": int(last.step), "step_us": round(1e6 * last.seconds / last.steps)}
-        self._pause = Event(events.SPAN, self._moment(at), values)
-        self.append([self._pause])
+        begun = Event(events.SPAN, at, values)
+        self.append([begun])
+        return begun
 
-    def end(self, at: Reading) -> None:
-        """The pause ends."""
-        pause, self._pause = self._pause, None
-        self._end_span(pause, self._moment(at))
+    def end(self, begun: Event, at: Moment) -> None:
+        """The part ends."""
+        self.event(*begun[:2], **begun.values, us=round(1e6 * (at[1] - begun.at[1])))
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Context manager for a part of the process outside the loop, such as ``restore``."""
-        self.begin(name, (self._clock(), self._monotonic()))
+        begun = self.begin(name, self.now())
         try:
             yield
         finally:
-            self.end((self._clock(), self._monotonic()))
+            self.end(begun, self.now())
 
     def begin_wait(self, idle_seconds: float) -> None:
         """The device has been idle for that long, because the loop waits for data."""
         if self._wait is None:
             t, m = self.now()
-            at = t - idle_seconds, m - idle_seconds
-            self._wait = Event(events.SPAN, at, {"name": events.DATA_WAIT})
-            self.append([self._wait])
+            self._wait = self.begin(events.DATA_WAIT, (t - idle_seconds, m - idle_seconds))
 
     def end_wait(self) -> None:
         """The loop waits no longer."""
-        if self._wait is not None:
-            wait, self._wait = self._wait, None
-            self._end_span(wait, self.now())
-
-    def _end_span(self, begun: Event | None, end: Moment) -> None:
-        if begun is not None:
-            self.event(*begun[:2], **begun.values, us=round(1e6 * (end[1] - begun.at[1])))
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            self.end(wait, self.now())
 
     def went_back(self, step: int) -> None:
         """The process repeats the steps from `step` on."""
@@ -304,7 +303,7 @@ class RunLog:
             found = [[round(begin, 6), round(1e6 * (end - begin))] for begin, end in spans]
             self.event(events.COMPILE, spans=found)
 
-    def _moment(self, at: Reading) -> Moment:
+    def moment(self, at: Reading) -> Moment:
         """Converts a reading of both clocks so that it includes the machine's sleep."""
         return at[0], at[1] + self._asleep_seconds()
 

@@ -49,15 +49,13 @@ class ConsoleSink(Sink):
                 f"console_line={line!r}; expected {', '.join(LINES)}",
                 hint=nearest(line, LINES),
             )
-        paper = Paper.of(stream or sys.stdout)
+        paper = self._paper = Paper.of(stream or sys.stdout)
         self._stream = stream
         self._bar = _progress_bar(total_steps, progress)
         on_terminal = getattr(sys.stderr, "isatty", bool)()  # nobody sees a bar in a file
         self._visible_bar = self._bar if paper.is_terminal and on_terminal else None
-        is_short = line == "short" or (line == "auto" and paper.is_terminal)
-        self._lines = functools.partial(_short_lines, paper=paper) if is_short else _lines
-        self._wrap = paper.wrap if is_short else str
-        self._columns = paper.columns
+        self._is_short = line == "short" or (line == "auto" and paper.is_terminal)
+        self._wrap = paper.wrap if self._is_short else str
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
@@ -75,7 +73,7 @@ class ConsoleSink(Sink):
         super().write_setup(values, {tag: t for tag, t in texts.items() if tag != "config"})
 
     def write_summary(self, summary: Summary) -> None:
-        self._print(summary.render(self._columns))
+        self._print(summary.render(self._paper.columns))
 
     def flush(self) -> None:
         (self._stream or sys.stdout).flush()
@@ -84,6 +82,16 @@ class ConsoleSink(Sink):
         if self._bar is not None:
             self._bar.close()
         self.flush()
+
+    def _lines(self, record: StepRecord) -> Iterator[str]:
+        yield format_short(record, self._paper) if self._is_short else format_step(record)
+        if self._is_short and (evals := _spans_and_evals(*record.scalars)[1]):
+            results = ", ".join(f"{name[5:]} {record.scalars[name]:.4g}" for name in evals)
+            yield self._wrap(f"  eval: {results.replace('total_weights', 'target tokens')}")
+        if "rolling/steps" in record.scalars:
+            yield self._wrap(format_window(record.scalars))
+        for note in record.notes:
+            yield self._wrap(f"note, step {record.step}: {note}")
 
     def _print(self, text: str) -> None:
         if self._visible_bar is not None and self._stream is None and sys.stdout.isatty():
@@ -107,18 +115,6 @@ def _is_news(record: StepRecord) -> bool:
     """Whether its line is worth more than the progress bar's next state."""
     has_results = any(name.startswith(("eval/", "rolling/")) for name in record.scalars)
     return bool(record.kind != "step" or record.notes or record.flags or has_results)
-
-
-def _short_lines(record: StepRecord, paper: Paper) -> Iterator[str]:
-    yield format_short(record, paper)
-    evals = _spans_and_evals(*record.scalars)[1]
-    if evals:
-        results = ", ".join(f"{name[5:]} {record.scalars[name]:.4g}" for name in evals)
-        yield paper.wrap(f"  eval: {results.replace('total_weights', 'target tokens')}")
-    if "rolling/steps" in record.scalars:
-        yield paper.wrap(format_window(record.scalars))
-    for note in record.notes:
-        yield paper.wrap(f"note, step {record.step}: {note}")
 
 
 def format_short(record: StepRecord, paper: Paper = _PLAIN) -> str:
@@ -160,14 +156,6 @@ def _optional(scalars: Mapping[str, float]) -> Iterator[str]:
         yield f"{scalars['perf/per_device_tokens_per_sec']:,.0f} tokens/s/device"
     if "perf/per_device_tflops_per_sec" in scalars:
         yield f"{readable(scalars['perf/per_device_tflops_per_sec'])} TFLOP/s/device"
-
-
-def _lines(record: StepRecord) -> Iterator[str]:
-    yield format_step(record)
-    if "rolling/steps" in record.scalars:
-        yield format_window(record.scalars)
-    for note in record.notes:
-        yield f"note, step {record.step}: {note}"
 
 
 def _progress_bar(total_steps: int | None, wanted: bool | None) -> _ProgressBar | None:

@@ -14,13 +14,10 @@ import jax
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import FSYNC_SECONDS, IN_RUN_DIR, LoggerConfig, check_text
 from mfu_jax.logger.records.step_cost import StepCost
-from mfu_jax.logger.records.step_record import printable
-from mfu_jax.logger.records.values import plain_seconds
 from mfu_jax.logger.run_log.events import ALARM, HOSTS
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
-from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.util.failsafe import Boundary
 
@@ -187,14 +184,6 @@ def watchdog_of(
     if config.heartbeat_file and jax.process_index() != 0:
         config = dataclasses.replace(config, heartbeat_file="")
     return Watchdog(config, boundary, monotonic=monotonic)
-
-
-def given_seconds(value: Any, step: TimedStep) -> float | None:
-    """The step time given by the loop; None, and noted in the step, if it is not a valid time."""
-    seconds = plain_seconds(value)
-    if seconds is None:
-        step.refused_seconds = printable(repr(value)[:100])
-    return seconds
 
 
 def refused_metrics(metrics: object) -> UserError:

@@ -46,7 +46,7 @@ from mfu_jax.logger.records.values import MetricFilter
 from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.recorder import Recorder
-from mfu_jax.logger.run_log.run_log import RunLog, asleep_seconds
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.readiness import Watcher
@@ -142,9 +142,7 @@ class MetricLogger:
         self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
         watchdog.flush = self._pipeline.flush
-        self._timer = StepTimer(
-            clock=clock, monotonic=monotonic, watcher=watcher, suspended=asleep_seconds
-        )
+        self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self._interrupt = self._timer.interrupt
         self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
         self._phases = PhaseBook(
@@ -235,7 +233,7 @@ class MetricLogger:
             if self._spans.late:
                 taken.extra = self._spans.take_late()
             if (given := step_time_seconds) is not None:
-                given = assembly.given_seconds(given, taken)
+                given = self._filter.seconds(given)
             if given is None:
                 finished = self._timer.dispatched(taken)
             else:

@@ -15,12 +15,10 @@ class Loop:
         self.clock = FakeClock()
         self.device = FakeDevice(self.clock)
         self.watcher = FakeWatcher(self.clock)
-        self.suspended = 0.0
         self.timer = StepTimer(
             clock=self.clock.wall,
             monotonic=self.clock.monotonic,
             watcher=self.watcher,
-            suspended=lambda: self.suspended,
         )
         self.done: list[TimedStep] = []
         self.number = 0

@@ -156,7 +156,7 @@ class OutlierWatch(Monitor):
         loop = None if step.loop is None else LoopTimes._make(step.loop)
         yield HostWork.DATA, waits
         if step.clock_jump_seconds is not None:
-            yield "clock", max(step.seconds, step.slept_seconds)
+            yield "clock", step.seconds
         yield HostWork.COMPILE, sum(event.own_seconds for event in step.compile_events)
         if loop is not None:
             yield HostWork.GC, loop.gc_seconds

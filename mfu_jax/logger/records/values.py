@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mfu_jax.logger.records.step_record import printable
 from mfu_jax.util.failsafe import Once
 
 _log = logging.getLogger("mfu_jax")
@@ -70,6 +71,17 @@ class MetricFilter:
             if (value.aval if kind in _ARRAY_CLASSES else kind) is not known.get(name):
                 return self._filtered(metrics)
         return dict(metrics)
+
+    def seconds(self, value: Any) -> float | None:
+        """A step time given by the loop; None, said once, if it cannot be one."""
+        seconds = plain_seconds(value)
+        if seconds is None and self._is_first("step_time_seconds"):
+            _log.warning(
+                "step_time_seconds=%s is no time of a step; expected seconds above 0\nhint: "
+                "usually a clock that failed; the logger's own measure is used",
+                printable(repr(value)[:100]),
+            )
+        return seconds
 
     def _filtered(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
         kept, left_out = drop_large(metrics)

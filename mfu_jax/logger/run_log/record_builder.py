@@ -93,8 +93,8 @@ class RecordBuilder:
             notes.append(rates.note)
         if step.compile_events:
             notes += self._happened(step)
-        if step.clock_jump_seconds is not None or step.refused_seconds is not None:
-            notes += self._clock_notes(step)
+        if step.clock_jump_seconds is not None:
+            notes += self._clock_notes(step.clock_jump_seconds, step.seconds)
         self._count(step, kind, rates)
 
         self._fetch(step.metrics, "learning", scalars, notes)
@@ -190,21 +190,12 @@ class RecordBuilder:
                 else f"compiled {what}"
             )
 
-    def _clock_notes(self, step: TimedStep) -> Iterator[str]:
-        if step.refused_seconds is not None and self._is_first("step_time_seconds"):
-            yield (
-                f"step_time_seconds={step.refused_seconds} is no time of a step; expected seconds "
-                f"above 0; usually a clock that failed; the logger's own measure is used"
-            )
-        jump = step.clock_jump_seconds
-        if jump is None:
-            return
+    def _clock_notes(self, jump: float, seconds: float) -> Iterator[str]:
         self._clock_jumps += 1
-        if step.slept_seconds:
-            yield f"the machine slept for {step.slept_seconds:.0f} s; no step's time contains that"
-        elif abs(jump) > max(NOTED_JUMP_SECONDS, NOTED_JUMP_FRACTION * step.seconds):
+        if abs(jump) > max(NOTED_JUMP_SECONDS, NOTED_JUMP_FRACTION * seconds):
             yield (
-                f"the wall clock jumped by {jump:+.3f} s; this step's time is the monotonic clock's"
+                f"the wall clock jumped by {jump:+.3f} s, or the machine slept; this step's time "
+                f"is the monotonic clock's"
             )
 
     def _rates_of(self, step: TimedStep, notes: list[str]) -> StepRates:

@@ -308,7 +308,8 @@ class RunLog:
         return at[0], at[1] + self._asleep_seconds()
 
     def _asleep_seconds(self) -> float:
-        return asleep_seconds() if self._is_real else 0.0
+        """How long the machine has slept since boot, which the monotonic clock does not count."""
+        return _since_boot() - time.monotonic() if self._is_real else 0.0
 
     def _end(self) -> None:
         if self._writer is not None and os.getpid() == self._process_id and not self._is_over:
@@ -326,11 +327,6 @@ def _say_what_is_missing(sink: Any, steps: range) -> None:
             steps.start - 1,
             steps.stop,
         )
-
-
-def asleep_seconds() -> float:
-    """How long the machine has slept since boot, which the monotonic clock does not count."""
-    return 0.0 if _BOOT_CLOCK is None else _since_boot() - time.monotonic()
 
 
 def _uncaught() -> str:

@@ -22,8 +22,6 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 # Slewed clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
-# The wall clock is corrected when the machine wakes up.
-SLEEP_TOLERANCE_SECONDS = 1.0
 
 
 class LoopTimes(NamedTuple):
@@ -65,8 +63,6 @@ class TimedStep:
         compile_events: what was compiled to dispatch it.
         is_compile: its time cannot be separated from that of a compilation.
         clock_jump_seconds: how far the wall clock jumped during its interval, else None.
-        slept_seconds: how long the machine was suspended during its interval.
-        refused_seconds: the text of an invalid `step_time_seconds`, else None.
         overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
         is_last: no step comes after it in this run.
@@ -76,8 +72,7 @@ class TimedStep:
         cost: the cost passed to `record`, if it differs from that of the run; then, its cost.
         loop: what the training thread did in its interval, as bare `LoopTimes`; None around a
             pause.
-        readings: both clocks at its start and end, and a function that returns how long the machine
-            has been suspended since its last call.
+        readings: both clocks at its start and end.
     """
 
     step: int
@@ -90,8 +85,6 @@ class TimedStep:
     compile_events: Sequence[CompileEvent] = ()
     is_compile: bool = False
     clock_jump_seconds: float | None = None
-    slept_seconds: float = 0.0
-    refused_seconds: str | None = None
     overhead_seconds: float = 0.0
     completed: Reading | None = None
     is_last: bool = False
@@ -100,7 +93,7 @@ class TimedStep:
     extra: Mapping[str, Any] = NOTHING
     cost: StepCost | Callable[[], StepCost] | None = None
     loop: tuple[float, float, float, float, float] | None = None
-    readings: tuple[Reading, Reading, Callable[[], float]] | None = None
+    readings: tuple[Reading, Reading] | None = None
 
     def see(self, begun: Reading, ready: Reading) -> None:
         """Called by the watcher once it has waited for the outputs."""
@@ -112,7 +105,7 @@ class TimedStep:
         """Computes its times from the readings, once."""
         if self.readings is None:
             return
-        (begin, end, suspension), self.readings = self.readings, None
+        (begin, end), self.readings = self.readings, None
         seconds, monotonic_seconds = end[0] - begin[0], end[1] - begin[1]
         jump, slewed = seconds - monotonic_seconds, JUMP_FRACTION * monotonic_seconds
         if abs(jump) > slewed:
@@ -121,9 +114,6 @@ class TimedStep:
             seconds = monotonic_seconds
         if abs(jump) > JUMP_SECONDS + slewed:
             self.clock_jump_seconds = jump
-            slept = suspension()
-            # A suspension inside an earlier pause does not explain a jump now.
-            self.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
         self.seconds = seconds
         self.ended_at, self.ended_monotonic = end
 
@@ -157,7 +147,7 @@ class TimedStep:
                 one.loop = LoopTimes._make(seconds / self.steps for seconds in self.loop)
             if number:
                 one.spans, one.compile_events = NOTHING, ()
-                one.clock_jump_seconds = one.refused_seconds = None
+                one.clock_jump_seconds = None
             if after:
                 one.extra, one.is_last = NOTHING, False
             found.append(one)

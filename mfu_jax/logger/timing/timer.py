@@ -65,7 +65,6 @@ class StepTimer:
         clock: wall clock in seconds, used to measure step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread is busy elsewhere.
-        suspended: how long the machine has been suspended so far; read only after a clock jump.
 
     Attributes:
         interrupt: one caught during the wait in `dispatched`.
@@ -80,14 +79,11 @@ class StepTimer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
-        suspended: Callable[[], float] = float,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
         self.watcher = watcher or Watcher(self.read)
         self._follow = self.watcher.follow
-        self._suspended = suspended
-        self._suspended_seconds = suspended()
         self._short_waits = 0
         self._last_seconds = 0.0
         self._pending: TimedStep | None = None
@@ -170,7 +166,7 @@ class StepTimer:
         self._take(step)
         self._finish(step, self.read())
         step.seconds = seconds
-        step.clock_jump_seconds, step.slept_seconds = None, 0.0
+        step.clock_jump_seconds = None
         return previous
 
     def drain(self, *, is_last: bool = False) -> TimedStep | None:
@@ -334,17 +330,11 @@ class StepTimer:
     def _end(self, step: TimedStep, end: Reading) -> None:
         begin, self._mark = self._mark, end
         self._last_seconds = 0.0 if step.is_compile else end[1] - begin[1]
-        step.readings = begin, end, self._take_suspension
+        step.readings = begin, end
 
     def _finish(self, step: TimedStep, end: Reading) -> None:
         self._end(step, end)
         step.measure()
-
-    def _take_suspension(self) -> float:
-        """Seconds of suspension since the last call; 0 if below one second."""
-        before, self._suspended_seconds = self._suspended_seconds, self._suspended()
-        slept = self._suspended_seconds - before
-        return slept if slept >= 1.0 else 0.0
 
 
 def _before(reading: Reading, seconds: float) -> Reading:

@@ -92,19 +92,6 @@ def test_a_jump_of_the_wall_clock_is_reported_and_excluded_from_the_step(jump: f
     assert loop.done[0].ended_at == 1_000_001.0 + jump
 
 
-def test_a_suspension_of_the_machine_is_told_apart_from_a_jump() -> None:
-    loop = Loop()
-    loop.step(1.0)
-    loop.clock.wall_offset += 3600.0
-    loop.suspended += 3600.0
-    loop.step(1.0)
-    loop.clock.wall_offset += 60.0
-    loop.step(1.0)
-    assert loop.seconds() == [1.0, 1.0, 1.0]
-    assert [step.slept_seconds for step in loop.done] == [3600.0, 0.0, 0.0]
-    assert [step.clock_jump_seconds for step in loop.done] == [3600.0, 60.0, None]
-
-
 def test_a_slewing_wall_clock_is_the_measure() -> None:
     loop = Loop()
     loop.step(8.0)

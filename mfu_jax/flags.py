@@ -31,7 +31,7 @@ from absl import flags as absl_flags
 from mfu_jax.errors import UserError, first_line, two_lines
 from mfu_jax.instrumentation import assembly
 from mfu_jax.instrumentation.jitting import jitted, name_of
-from mfu_jax.instrumentation.options import checked_config
+from mfu_jax.instrumentation.options import StepOptions, checked_config
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -230,8 +230,7 @@ def make_logger(
     function, lowered = _lowered(step, args, kwargs)
     analyse = functools.partial(
         ProgramAnalysis,
-        settings=settings,
-        config=config,
+        options=StepOptions(settings, config),
         lowered=lowered,
         name=name,
         boundary=compile_log.boundary,

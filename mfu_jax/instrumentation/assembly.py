@@ -17,7 +17,7 @@ import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.counts import ModelCount
-from mfu_jax.logger.assembly import file_sinks, open_run_log
+from mfu_jax.logger.assembly import file_sinks, metrics_file_of, open_run_log
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
@@ -46,14 +46,10 @@ def sinks_of(
     """
     if jax.process_index() != 0:
         return []
-    files: dict[str, Any] = {
-        "resume_from_step": settings.start_step,
-        "fsync_seconds": settings.fsync_seconds,
-    }
     sinks = [
         make_sink("console", total_steps=total_steps, progress=progress, line=settings.console_line)
     ]
-    sinks += file_sinks(vars(settings), **files)
+    sinks += file_sinks(vars(settings), settings.start_step, settings.fsync_seconds)
     if settings.prometheus_textfile:
         sinks.append(make_sink("prometheus", port=None, textfile=settings.prometheus_textfile))
     if settings.webhook_url:
@@ -95,9 +91,8 @@ def logger_of(
         boundary=boundary,
         run_log=run_log or (open_run_log(settings.metrics_file) if settings.metrics_file else None),
     )
-    files = (getattr(sink, "metrics_file", None) for sink in sinks)
-    file = settings.metrics_file or next(filter(None, files), "")
-    logger.judge = functools.partial(_judged, str(file))
+    file = settings.metrics_file or metrics_file_of(sinks)
+    logger.judge = functools.partial(_judged, str(file or ""))
     return logger
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.lengths import Lengths
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.instrumentation.counts import analytic_model
 from mfu_jax.instrumentation.outputs import Select
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
@@ -34,12 +34,12 @@ class StepOptions(NamedTuple):
     """What the user chose; see `mfu_jax.instrument`."""
 
     settings: Settings
-    config: Any
-    metrics: Select | None
-    documents: PackedDocuments | None
-    sinks: Sequence[Sink] | None
-    trip_counts: Mapping[str, int] | None
-    lengths: Lengths
+    config: Any = None
+    metrics: Select | None = None
+    documents: PackedDocuments | None = None
+    sinks: Sequence[Sink] | None = None
+    trip_counts: Mapping[str, int] | None = None
+    lengths: Lengths = NO_LENGTHS
 
 
 def resolve(

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import jax
 
-from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.hardware.peak_sources import CALIBRATE, is_measured_peak
@@ -31,6 +30,7 @@ from mfu_jax.instrumentation.counts import (
     unwrap_compiled,
     warn_of_resharding,
 )
+from mfu_jax.instrumentation.options import StepOptions
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.settings import Settings
 from mfu_jax.storage.trace_folders import DUMP_SUFFIX, dump_path
@@ -54,10 +54,7 @@ class ProgramAnalysis:
         step: the jitted function; JAX's cache holds its executable for these arguments.
         args: the call's arguments; donated ones have lost their values, but not their shapes.
         kwargs: the same by name.
-        settings: the sources of the counts and peaks.
-        config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
-        trip_counts: iterations of loops that depend on data; see `executed_flops`.
-        lengths: of groups and sequences that depend on data.
+        options: the sources of the counts and peaks, and what depends on data.
         lowered: ``step.lower(*args, **kwargs)``, if the caller has it.
         name: the step's name, for messages.
         boundary: where failures are reported.
@@ -84,10 +81,7 @@ class ProgramAnalysis:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
-        settings: Settings,
-        config: Any = None,
-        trip_counts: Mapping[str, int] | None = None,
-        lengths: Lengths = NO_LENGTHS,
+        options: StepOptions,
         lowered: Any = None,
         name: str = "the step",
         boundary: Boundary | None = None,
@@ -96,12 +90,15 @@ class ProgramAnalysis:
         calls_per_step: int = 1,
         pause: _MakePause = contextlib.nullcontext,
     ) -> None:
+        settings = self._settings = options.settings
         self.steps = Fraction(settings.steps_per_call, calls_per_step)
         self._number = number
         self._name = name
         self._boundary = boundary = boundary or Boundary()
-        self._settings = settings
-        self._given: dict[str, Any] = {"trip_counts": trip_counts, "lengths": lengths}
+        self._given: dict[str, Any] = {
+            "trip_counts": options.trip_counts,
+            "lengths": options.lengths,
+        }
         self.model: ModelCount | None = None
         self.peaks: StepPeaks | None = None
         with pause("count"):
@@ -111,7 +108,7 @@ class ProgramAnalysis:
             self.compiled: jax.stages.Compiled | None = unwrap_compiled(lowered.compile())
             self.devices, self.device = compiled_devices(self.compiled)
             with failsafe(f"MFU of {name} is not known", boundary):
-                self.model = self._count_model(step, args, kwargs, config)
+                self.model = self._count_model(step, args, kwargs, options.config)
             with failsafe(f"the FLOPs of the Pallas kernels of {name} are not known", boundary):
                 self._given["kernel_flops"] = kernel_flops_of(step, args, kwargs, self.device)
         is_given = settings.peak_tflops_per_device is not None
@@ -146,12 +143,7 @@ class ProgramAnalysis:
             self._done.set()
         with failsafe(f"the program of {self._name} is not dumped", self._boundary):
             dump_step(
-                settings=self._settings,
-                name=self._name,
-                compiled=self.compiled,
-                model=self.model,
-                number=self._number,
-                **self._given,
+                self._settings, self._name, self.compiled, self.model, self._number, **self._given
             )
         self.compiled = None
         return self.flops
@@ -209,9 +201,17 @@ class ProgramAnalysis:
         given = float(self.steps * (self._settings.tokens_per_step or 0)) / self.devices
         return given or (0 if self.model is None else self.model.tokens_per_device)
 
-    def counted_on(self, thread: threading.Thread) -> None:
-        """Sets the thread that will run `count`; call this before starting it."""
-        self._thread = thread
+    def count_aside(self, then: Callable[[StepFlops], None]) -> None:
+        """Counts the executable on a thread of its own, then calls `then` there with the count."""
+
+        def run() -> None:
+            if (flops := self.count()) is not None:
+                then(flops)
+
+        name, missing = f"mfu_jax count {self._name}", f"HFU of {self._name} is not known"
+        # No daemon: a count that runs when the interpreter ends would abort it.
+        self._thread = self._boundary.thread(name, missing, run, daemon=False)
+        self._thread.start()
 
     def wait(self, seconds: float) -> None:
         """Waits until `count` is done or the time is up."""
@@ -247,15 +247,14 @@ class ProgramAnalysis:
 
 
 def dump_step(
-    *,
     settings: Settings,
     name: str,
     compiled: Any,
     model: ModelCount | None,
     number: int = 1,
-    kernel_flops: KernelRuns | None = None,
-    trip_counts: Mapping[str, int] | None = None,
+    *,
     lengths: Lengths = NO_LENGTHS,
+    **given: Any,
 ) -> None:
     """Writes one program of a step where the settings say, in the job's first process only.
 
@@ -265,9 +264,8 @@ def dump_step(
         compiled: the program; None if not known.
         model: its model FLOPs, if they could be counted.
         number: of the program among the step's, from 1; the second goes to ``step.2.mfu``.
-        kernel_flops: see `executed_flops`, also for `trip_counts`.
-        trip_counts: iterations of loops that depend on data.
         lengths: of groups and sequences that depend on data.
+        **given: ``kernel_flops`` and ``trip_counts``, as for `executed_flops`.
 
     Raises:
         UserError: it cannot be written.
@@ -282,7 +280,5 @@ def dump_step(
             compiled,
             f"{path.removesuffix(DUMP_SUFFIX)}.{number}{DUMP_SUFFIX}" if number > 1 else path,
             model=model,
-            kernel_flops=kernel_flops,
-            trip_counts=trip_counts,
-            **lengths.named,
+            **{**given, **lengths.named},
         )

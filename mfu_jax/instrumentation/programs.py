@@ -1,4 +1,4 @@
-"""The programs of one step: which one a call ran, and how two calls differ; counts each."""
+"""The programs of one step: which one a call ran, and how two calls differ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 from jax.sharding import NamedSharding
 
-from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.outputs import Selection
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
-from mfu_jax.util.failsafe import Boundary
 
 _MOST_DIFFERENCES = 8  # if every weight of a model changed, nobody reads them all
 _NUMBERS = (bool, int, float, complex)
@@ -297,7 +295,6 @@ class StepPrograms:
 
     Args:
         compile_log: reports compilations.
-        boundary: where failures are reported.
         has_earlier_programs: the step was compiled before it was instrumented, so a call can run
             a program whose compilation was not observed.
 
@@ -308,17 +305,14 @@ class StepPrograms:
         lock: held during the analysis of a new program, so that only one of several calls does it.
     """
 
-    def __init__(
-        self, compile_log: CompileLog, boundary: Boundary, *, has_earlier_programs: bool
-    ) -> None:
+    def __init__(self, compile_log: CompileLog, *, has_earlier_programs: bool) -> None:
         self.functions: set[str] = set()
         self.added = 0
         self.lock = threading.RLock()
-        self._boundary = boundary
         self.table: SignatureTable[StepProgram] = SignatureTable(whole=has_earlier_programs)
         self._signature: Signature | None = None
         self._compile_counts: dict[int, int] = {}  # by ids of threads that have called the step
-        self._counting: list[threading.Thread] = []
+        self._analyses: list[ProgramAnalysis] = []
         self._compile_log = compile_log
         compile_log.subscribe(self._on_compile)
 
@@ -339,39 +333,20 @@ class StepPrograms:
         self.added += 1
         before, self._signature = self._signature, signature
         self.table.add(signature, program)
+        if (analysis := program.analysis) is not None:
+            self._analyses.append(analysis)
         if before is None:
             return None
-        analysis = program.analysis
         numbers_are_traced = analysis is not None and analysis.takes_all_leaves
         return before.differences(signature, numbers_are_traced=numbers_are_traced)
 
-    def count(self, program: ProgramAnalysis, name: str, then: Callable[[StepFlops], None]) -> None:
-        """Counts a program on its own thread, then calls `then` there with the count."""
-        thread = self._boundary.thread(
-            f"mfu_jax count {name}",
-            f"HFU of {name} is not known",
-            _count,
-            program,
-            then,
-            daemon=False,  # a count that runs when the interpreter ends would abort it
-        )
-        program.counted_on(thread)
-        self._counting = [t for t in self._counting if t.is_alive()] + [thread]
-        thread.start()
-
     def close(self, timeout: float) -> None:
         """Waits at most `timeout` seconds for each count; stops observing compilations."""
-        for thread in self._counting:
-            thread.join(timeout)
+        for analysis in self._analyses:
+            analysis.wait(timeout)
         self._compile_log.unsubscribe(self._on_compile)
 
     def _on_compile(self, event: CompileEvent) -> None:
         if event.stage == "compile" and event.thread_id in self._compile_counts:
             self._compile_counts[event.thread_id] += 1
             self.functions.add(event.function)
-
-
-def _count(program: ProgramAnalysis, then: Callable[[StepFlops], None]) -> None:
-    flops = program.count()
-    if flops is not None:
-        then(flops)

@@ -106,7 +106,7 @@ class StepObserver:
         self._logger: MetricLogger | DisabledLogger | None = logger
         self._compile_log = CompileLog(boundary=self._boundary)
         self._programs = StepPrograms(
-            self._compile_log, self._boundary, has_earlier_programs=programs_of(call) != 0
+            self._compile_log, has_earlier_programs=programs_of(call) != 0
         )
         self._profile = None
         if options.settings.profile_steps:
@@ -311,10 +311,7 @@ class StepObserver:
             self._call,
             args,
             kwargs,
-            settings=options.settings,
-            config=options.config,
-            trip_counts=options.trip_counts,
-            lengths=options.lengths,
+            options=options,
             name=self.name,
             boundary=self._boundary,
             backlog=lambda: (logger.next_step - first) // steps_per_call,
@@ -334,7 +331,7 @@ class StepObserver:
             text = f"{name} was recompiled at step {logger.next_step}: {what}"
             logger.write_text(f"recompiled/{name}", text)
         if program.analysis is not None:
-            self._programs.count(program.analysis, name, then=self._write_ledger)
+            program.analysis.count_aside(self._write_ledger)
 
     def _write_setup(self, program: StepProgram) -> None:
         analysis, selection = program

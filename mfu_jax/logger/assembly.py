@@ -59,8 +59,7 @@ def sinks_of_process(
     if jax.process_index() != 0:
         return []
     if sinks is None:
-        files = {"resume_from_step": config.start_step, "fsync_seconds": FSYNC_SECONDS}
-        return [make_sink("console"), *(file_sinks(places, **files) if places else [])]
+        return [make_sink("console"), *file_sinks(places, config.start_step)]
     warn_of_unwritten(places, checked_sinks(sinks))
     return sinks
 
@@ -80,9 +79,12 @@ def run_places(run_dir: Any) -> dict[str, str]:
     return {name: f"{folder}/{IN_RUN_DIR[name]}" for name in _FILES if folder}
 
 
-def file_sinks(places: Mapping[str, Any], **options: Any) -> list[Sink]:
+def file_sinks(
+    places: Mapping[str, Any], start_step: int, fsync_seconds: float = FSYNC_SECONDS
+) -> list[Sink]:
     """The sinks that write `places`, setting → path; an empty path has none."""
-    return [make_sink(kind, places[k], **options) for k, kind in _FILES.items() if places[k]]
+    options = {"resume_from_step": start_step, "fsync_seconds": fsync_seconds}
+    return [make_sink(kind, places[k], **options) for k, kind in _FILES.items() if places.get(k)]
 
 
 def warn_of_unwritten(outputs: Mapping[str, str], sinks: Sequence[Sink]) -> None:
@@ -134,15 +136,9 @@ def _check_complete(sink: Sink) -> None:
         )
 
 
-def run_log_of(
-    sinks: Sequence[Sink],
-    metrics_file: str | None,
-    clock: Callable[[], float],
-    monotonic: Callable[[], float],
-) -> RunLog:
-    """A log beside the run's metrics file, or that which a sink writes; else one in memory."""
-    found = [metrics_file, *(getattr(sink, "metrics_file", None) for sink in sinks)]
-    return open_run_log(next(filter(None, found), None), clock=clock, monotonic=monotonic)
+def metrics_file_of(sinks: Sequence[Sink]) -> Any:
+    """The metrics file that one of the sinks writes; None if none does."""
+    return next(filter(None, (getattr(sink, "metrics_file", None) for sink in sinks)), None)
 
 
 def open_run_log(metrics_file: Any, **options: Any) -> RunLog:

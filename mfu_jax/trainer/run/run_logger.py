@@ -127,7 +127,7 @@ def step_profile(
     settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops, peaks: StepPeaks
 ) -> StepProfile:
     """Traces the steps named in the settings; writes the step's program beside the traces."""
-    dump_step(settings=settings, name="train_step", compiled=train_step, model=flops.model)
+    dump_step(settings, "train_step", train_step, flops.model)
     return StepProfile(settings, peak=lambda: peaks.main)
 
 

@@ -1,4 +1,4 @@
-"""Decoders with multi-head latent attention (MLA), dense or with experts, and DeepSeek V4."""
+"""Decoders with multi-head latent attention (MLA), dense or with experts; rules of DeepSeek V4."""
 
 from __future__ import annotations
 
@@ -223,46 +223,17 @@ _SPARSE, _HEAVY, _WINDOW = (
 _SPARSE_RATIO = 4
 
 
-@model_type("deepseek_v4")
-def deepseek_v4(c: Fields) -> ModelConfig:
-    """Window, compressed and sparse compressed attention, by layer; experts everywhere.
-
-    One key/value head and one shared expert, as transformers builds it regardless of the config.
-    """
+def grouped_outputs(c: Fields) -> dict[str, Any]:
+    """Checks DeepSeek V4's groups of heads; an MLP with a bias is refused."""
     refuse(c, "mlp_bias")
-    layers = c.size("num_hidden_layers")
-    query_heads = c.size("num_attention_heads")
-    head_dim = c.size("head_dim")
-    if query_heads * head_dim % c.size("o_groups"):
+    if c.size("num_attention_heads") * c.size("head_dim") % c.size("o_groups"):
         c.fail("o_groups", "expected a divisor of num_attention_heads · head_dim")
-    return ModelConfig.from_mapping(
-        {
-            "decoder_block": "hf_deepseek_v4",
-            "vocab_size": c.size("vocab_size"),
-            "num_decoder_layers": layers,
-            "emb_dim": c.size("hidden_size"),
-            "num_query_heads": query_heads,
-            "num_kv_heads": 1,
-            "head_dim": head_dim,
-            "logits_via_embedding": c.flag("tie_word_embeddings"),
-            "q_lora_rank": c.size("q_lora_rank"),
-            "o_groups": c.size("o_groups"),
-            "o_lora_rank": c.size("o_lora_rank"),
-            "sliding_window_size": c.size("sliding_window"),
-            "compress_ratios": _ratios(c, layers),
-            "indexer_n_heads": c.size("index_n_heads"),
-            "indexer_head_dim": c.size("index_head_dim"),
-            "indexer_topk": c.size("index_topk"),
-            "first_num_hash_layers": _hash_layers(c, layers),
-            "mhc_expansion_rate": c.size("hc_mult"),
-            "shared_experts": 1,
-            **experts(c),
-        }
-    )
+    return {}
 
 
-def _ratios(c: Fields, layers: int) -> tuple[int, ...]:
+def compress_ratios(c: Fields) -> tuple[int, ...]:
     """Tokens per compressed key, for each layer; 0: window only."""
+    layers = c.size("num_hidden_layers")
     rates = c.get("compress_rates") or {}
     if not isinstance(rates, Mapping):
         c.fail("compress_rates", "expected an object")
@@ -284,8 +255,9 @@ def _ratios(c: Fields, layers: int) -> tuple[int, ...]:
     return tuple(_SPARSE_RATIO if i > 1 and i % 2 else heavy for i in range(layers))
 
 
-def _hash_layers(c: Fields, layers: int) -> int:
+def hash_layers(c: Fields) -> int:
     """How many of the first layers route by a hash of the token."""
+    layers = c.size("num_hidden_layers")
     kinds = c.list_of(str, "mlp_layer_types")
     if kinds is None:
         return min(c.size("num_hash_layers", 3, zero=True), layers)

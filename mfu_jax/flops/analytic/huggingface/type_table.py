@@ -20,7 +20,11 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.util.yaml_files import read_mapping
 
 _TABLE = read_mapping(Path(__file__).with_name("model_types.yml"))
-_BASES = {"decoder": common.decoder, "encoder": common.encoder}
+_BASES: dict[str, Callable[..., ModelConfig]] = {
+    "decoder": common.decoder,
+    "encoder": common.encoder,
+    "config": lambda _, **values: ModelConfig.from_mapping(values),
+}
 ROWS: list[dict[str, Any]] = [
     *({"base": "decoder", **row} for row in _TABLE["decoders"]),
     *({"base": "encoder", **row} for row in _TABLE["encoders"]),

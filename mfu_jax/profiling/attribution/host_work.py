@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,57 +16,28 @@ from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, Intervals, without_inner
 from mfu_jax.profiling.trace.wire import IntArray
+from mfu_jax.util.yaml_files import read_mapping
 
-# Names are `$file.py:12 function` for Python; others are the runtime's. The first match decides.
-_PATTERNS = {
-    HostWork.COMPILE: (
-        r"backend_compile|compile_or_get_cached|\b_?cached_compilation|_resolve_and_lower"
-        r"|lower_sharding_computation|lower_jaxpr|trace_to_jaxpr|_trace_for_jit|_pjit_lower"
-        r"|_create_pjit_jaxpr|Client::Compile"
-    ),
-    HostWork.EVALUATION: (  # not `validate_arguments`
-        r"\$.* _?(run_)?((eval|evaluate)\w*"
-        r"|(validate|validation)(_(step|epoch|loop|model|batch|set|fn)\w*)?)$"
-    ),
-    HostWork.TRANSFER: r"BufferFromHostBuffer|TransferLiteral|CopyRawHostToDevice",
-    HostWork.WAIT: (
-        r"\$array\.py:\d+ (_value|item|tolist|__(float|int|bool|array|index|complex)__)$"
-        r"|^np\.asarray\(jax\.Array\)|block_until_ready|BlockHostUntilReady|effects_barrier"
-        r"|\$api\.py:\d+ (device_get|_device_get)$"
-    ),
-    HostWork.DATA: (
-        r"\$.* (__next__|next|_?(next|get|load|make|read|fetch)_?(batch|data|example)\w*"
-        r"|\w*(data_?load|tokeniz)\w*|\w*(batches|examples|samples|stream)|(\w+_)?gen(erator)?)$"
-        r"|\$[^ ]*(dataset|data_?loader|loader|input_pipeline)\w*\.py:\d+ "
-    ),
-    HostWork.DISPATCH: r"^PjitFunction\(|^ParallelFor|ExecuteHelper|LoadedExecutable",
-}
-_COMPILED = {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
+_TABLE: Mapping[str, Any] = read_mapping(Path(__file__).with_name("host_work.yml"))
+
+
+def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(patterns))
+
+
+_COMPILED = {HostWork[kind.upper()]: _any_of(found) for kind, found in _TABLE["kinds"].items()}
 # Idle time goes to the first kind that explains it.
-KINDS = (*_PATTERNS, HostWork.PYTHON)
-# Uses no core.
-SLEEPS = re.compile(r"^\$(time sleep|select \w+|_queue\.\w+ get|.*(lock|Lock|RLock) acquire)$")
-_SAVES = re.compile(r"^\$.* _?(save|checkpoint)\w*$")  # what it waits for is its own
+KINDS = (*_COMPILED, HostWork.PYTHON)
+SLEEPS = _any_of(_TABLE["sleeps"])
+_SAVES, _NUMPY = _any_of(_TABLE["saves"]), _any_of(_TABLE["numpy"])
+_OF_JAX, _OF_LOGGER = _any_of(_TABLE["of_jax"]), _any_of(_TABLE["of_logger"])
 # NumPy reads a CPU array's memory without a call that the trace names. What calls it is long for a
 # step, calls nothing else, and ends with an execution each time.
 _LONG = 0.02  # of a step
 _ALONE = 0.8  # of the event: without what it calls
 _AT_ONCE = 500_000_000  # picoseconds between the two ends
 _USUALLY = 0.5  # of the function's long events
-# NumPy's own functions hardly take long but for this, so they may also wake up late on a busy host.
-_NUMPY = re.compile(r"^\$numpy \w+$")
 _LATE = 0.25  # of the event
-# And the frames of `instrument`, which call the step.
-_OF_JAX = re.compile(
-    r"^\$(array|array_methods|basearray|api|profiler|traceback_util|pjit|compiler|pxla|contextlib"
-    r"|dispatch|interpreters|instrumented_step|boundary)\.py|^\$core\.py:\d+ concrete_or_error"
-    r"|^\$(?!.*\.py:)|^[^$]"
-)
-# The frames in which the step logger waits.
-_OF_LOGGER = re.compile(
-    r"^\$(readiness\.py:\d+ block_until_ready|timer\.py:\d+ (dispatched|drain)"
-    r"|metric_logger\.py:\d+ record)$"
-)
 _WEAK = (HostWork.DISPATCH, HostWork.PYTHON)  # work within them may be of another kind
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
@@ -16,27 +17,7 @@ from mfu_jax.flops.analytic.model_configs.model import (
 from mfu_jax.util.values import shown, typed
 from mfu_jax.util.yaml_files import model_file, model_names, read_mapping
 
-# MaxText's base.yml (e591f30): the defaults of its model files. Sizes that every model has are
-# excluded: a file without them is an error, not a model of MaxText's default size.
-_MAXTEXT_DEFAULTS: dict[str, Any] = {
-    "head_dim": 128,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "kv_lora_rank": 512,
-    "indexer_n_heads": 64,
-    "indexer_head_dim": 128,
-    "indexer_topk": 2048,
-    "gdn_num_key_heads": 16,
-    "gdn_num_value_heads": 32,
-    "gdn_key_head_dim": 128,
-    "gdn_value_head_dim": 128,
-    "gdn_conv_kernel_dim": 4,
-    "engram_num_heads": 8,
-    "engram_head_dim": 1280,
-    "engram_max_ngram_size": 3,
-    "engram_kernel_size": 4,
-}
+_MAXTEXT_DEFAULTS = read_mapping(Path(__file__).with_name("maxtext_defaults.yml"))
 
 # The scale exponent that each size follows in global_parameter_scale: the first doubling goes to
 # heads and MLP, the second to the width, the third to the layers, and so on.

@@ -3,9 +3,9 @@
 A run is one JSON object: `model_name`, `per_device_batch_size`, `max_target_length`, `hardware`
 with `topology`, `device_type` or `chips`, `num_slices`; the groups `mesh`, `remat_tensors`,
 `splash`, `optimizer` and `other_flags` of MaxText's keys; `remat_policy`, `attention`, `dtype`,
-`quantization`, `scan_layers`; and `xla_flags`. MaxText's sizes and mesh keys may also stand
-outside the groups. Of `env`, a plan of GPUs follows the share of their memory that JAX takes, and
-whether XLA schedules by a profile.
+`quantization`, `scan_layers`; and `xla_flags`. MaxText's keys may also stand outside the groups.
+Of `env`, a plan follows flags of the compiler; on GPUs also the share of their memory that JAX
+takes, and whether XLA schedules by a profile.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
@@ -38,7 +38,7 @@ from mfu_jax.planning.targets import (
 )
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
-from mfu_jax.util.yaml_files import read_mapping
+from mfu_jax.util.yaml_files import model_names, read_mapping
 
 _MOST_BYTES = 2**20
 _PROFILES = "JAX_ENABLE_PGLE"  # JAX takes a profile of the first steps, and compiles again
@@ -48,6 +48,7 @@ FIXED: Mapping[str, str] = _TABLES["fixed"]
 DEFAULT_MODEL: Mapping[str, Any] = _TABLES["default_model"]
 DEFAULT_STEP: Mapping[str, str] = _TABLES["default_step"]
 _MISSING = (None, "")
+FLAG_VARIABLES = {"tpu": ("XLA_FLAGS", "LIBTPU_INIT_ARGS"), "cuda": ("XLA_FLAGS",)}
 _MODEL_KEYS = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
 # What a run may leave out although it decides much of a step's time.
 REMAT_POLICY, ATTENTION_BLOCKS = "remat_policy", "sa_block sizes"
@@ -55,7 +56,6 @@ EXPERT_TILES = "tiles of the experts' matmuls"
 _MATTERS = 0.2  # of the step: then the plan is 25% above a run with the best settings
 _MEASURED = "_printed"
 _WORTH_SAYING = 0.05  # of the peak
-_ALSO_SETTINGS = ("num_vocab_tiling",)  # beside sizes and the mesh
 # Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
 # targets' one-hot rows to its backward pass in float32, and gets the logits' gradient in float32.
 # XLA keeps between none and all of them: 3.5 and 3.7 times 4 bytes more than in the reference step
@@ -162,7 +162,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     missing = [key for key in _REQUIRED if run.get(key) in _MISSING]
     if missing:
         raise UserError(f"the run lacks {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
-    values = {key: run[key] for key in run if _is_setting(key) and run[key] is not None}
+    values = {key: run[key] for key in run if _is_setting(key, run[key])}
     for group in _GROUPS:
         given = run.get(group) or {}
         if not isinstance(given, Mapping):
@@ -170,10 +170,12 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
         values |= {str(key): value for key, value in given.items() if value is not None}
     values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
     values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
+    _check_model(values)
     if values.get("decoder_block") == "mistral" and str(values.get("num_experts", 1)) != "1":
         values["decoder_block"] = "mixtral"  # its name in MaxText since 5409f5584 of April 2025
-    flags, words = _flags(run.get("xla_flags") or ())
     target = _target(run)
+    in_environment = [_environment(run).get(name) or "" for name in FLAG_VARIABLES[target.platform]]
+    flags, words = _flags(*in_environment, run.get("xla_flags") or ())
     is_profiled = str(_environment(run).get(_PROFILES)).lower() in ("true", "1")
     if is_profiled and target.platform == "cuda":
         flags = (*flags, f"--{PROFILE_FLAG}=measured")
@@ -222,10 +224,24 @@ def _with_defaults(
     return {**run, **added}, tuple(notes), tuple(left_out)
 
 
-def _is_setting(key: str) -> bool:
-    """Whether a key of the run itself is one of MaxText's sizes or of its mesh."""
-    own = key.removeprefix("base_")
-    return own in _MODEL_KEYS or key in _ALSO_SETTINGS or key.endswith("_parallelism")
+def _is_setting(key: str, value: Any) -> bool:
+    """Whether a key of the run itself is one of MaxText's: any single value with no other use."""
+    others = (*_GROUPS, *_SINGLE, *_REQUIRED, *_TABLES["known"])
+    is_single = isinstance(value, bool | int | float | str) or key in _MODEL_KEYS
+    return is_single and key not in others and not key.endswith(_MEASURED)
+
+
+def _check_model(values: Mapping[str, Any]) -> None:
+    """An error if neither the model's name nor its sizes are known."""
+    name = str(values["model_name"])
+    known = {"default", *model_names()}
+    if name.replace("-Instruct", "") in known or "vocab_size" in values:
+        return
+    close = nearest(name.rpartition("/")[2].lower(), known)
+    raise UserError(
+        f"model_name={name!r} of the run is not a bundled model; expected one, or its sizes",
+        hint=f"{close}pass base_emb_dim, vocab_size … as MaxText has them, in other_flags",
+    )
 
 
 def model_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -249,14 +265,20 @@ def model_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return sizes
 
 
-def _flags(flags: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Flags and other words from a list or a string, without shell quotes."""
-    words = flags.split() if isinstance(flags, str) else map(str, flags)
+def _flags(*given: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags and other words from texts, lists or objects, without shell quotes."""
+    words = [word for flags in given for word in _words(flags)]
     bare = [word.replace("'", "").replace('"', "") for word in words]
     return (
         tuple(word for word in bare if word.startswith("--")),
         tuple(word for word in bare if word and not word.startswith("--")),
     )
+
+
+def _words(flags: Any) -> Iterable[str]:
+    if isinstance(flags, Mapping):
+        return (f"--{str(name).lstrip('-')}={_text(value)}" for name, value in flags.items())
+    return flags.split() if isinstance(flags, str) else map(str, flags)
 
 
 def _target(run: Mapping[str, Any]) -> Target:
@@ -304,15 +326,17 @@ def _not_followed(run: Mapping[str, Any], target: Target, words: Sequence[str]) 
     unknown = [
         str(key)
         for key in run
-        if key not in (*_GROUPS, *_SINGLE, *_REQUIRED, *_TABLES["known"])
-        and not _is_setting(str(key))
+        if run[key] is not None
+        and key not in (*_GROUPS, *_SINGLE, *_REQUIRED, *_TABLES["known"])
+        and not _is_setting(str(key), run[key])
         and not str(key).endswith(_MEASURED)
     ]
     if unknown:
         notes.append(
             f"not understood, ignored: {', '.join(unknown)}; expected MaxText's keys in other_flags"
         )
-    followed = (MEMORY_FRACTION, _PROFILES) if target.platform == "cuda" else ()
+    of_gpus = (MEMORY_FRACTION, _PROFILES) if target.platform == "cuda" else ()
+    followed = (*FLAG_VARIABLES[target.platform], *of_gpus)
     if unset := [name for name in _environment(run) if name not in followed]:
         notes.append(f"environment variables are not set: {', '.join(unset)}")
     if run.get("framework_commit_or_image"):

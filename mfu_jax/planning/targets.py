@@ -149,7 +149,8 @@ def generation_of(name: str) -> str:
         return word
     by_alias = {alias: chip.name for chip in table() for alias in chip.aliases}
     names = {chip_name: own for own, (chip_name, _) in reversed(_GENERATIONS.items())}
-    return names.get(by_alias.get(word, name), "")
+    kinds = [chip.name for chip in find(name)]  # as JAX prints it: TPU v5 lite
+    return names.get(by_alias.get(word, kinds[0] if kinds else name), "")
 
 
 def slice_name(generation: str, chips: int) -> str:

@@ -192,8 +192,9 @@ def test_experts_kernels_with_the_best_tiles_are_those_of_the_plan(chips, flags,
 
 
 def test_keys_that_mean_nothing_are_named():
-    notes = read_run({**RUN, "env": None, "remat": "full", "loss_printed": 2.1}).notes
-    assert notes == ("not understood, ignored: remat; expected MaxText's keys in other_flags",)
+    run = {**RUN, "env": None, "remat": {"policy": "full"}, "loss_printed": 2.1, "eval": None}
+    (note,) = read_run(run).notes
+    assert note == "not understood, ignored: remat; expected MaxText's keys in other_flags"
     (note,) = read_run({**RUN, "env": None, "remat_policy": None}).notes
     assert note.startswith("no remat_policy: MaxText's default, full, is planned")
     (note,) = read_run({**RUN, "env": None, "splash": None}).notes
@@ -201,6 +202,44 @@ def test_keys_that_mean_nothing_are_named():
     assert note in read_run({**RUN, "env": None, "splash": None, "hardware": "v6e-8"}).notes
     assert not read_run({**RUN, "env": None, "splash": None, "hardware": "h100", "chips": 8}).notes
     assert not read_run({**RUN, "env": None, "splash": None, "attention": "dot_product"}).notes
+
+
+def test_maxtexts_keys_may_stand_outside_of_the_groups():
+    flat = {"decoder_layer_input": "offload", "sa_block_q": 1024, "opt_type": "adamw"}
+    run = {**RUN, "env": None, "remat_tensors": None, "splash": None}
+    grouped = {"remat_tensors": {"decoder_layer_input": "offload"}, "splash": {"sa_block_q": 1024}}
+    assert read_run({**run, **flat, "date": "2026-10-05"}) == read_run(
+        {**run, **grouped, "optimizer": {"opt_type": "adamw"}}
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"xla_flags": {"xla_a": True, "--xla_b": 2}},
+        {"xla_flags": None, "env": {"XLA_FLAGS": "--xla_a=true", "LIBTPU_INIT_ARGS": "--xla_b=2"}},
+        {"xla_flags": ["--xla_b=2"], "env": {"XLA_FLAGS": "--xla_a=true"}},
+    ],
+)
+def test_flags_of_the_compiler_stand_where_recipes_have_them(given):
+    run = read_run({**RUN, "env": None, **given})
+    assert run.flags == ("--xla_a=true", "--xla_b=2")
+    assert run.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "topology"),
+    [("TPU v5 lite", "v5e:8x8"), ("TPU v6 lite", "v6e:8x8"), ("TPU v5", "v5p:4x4x4")],
+)
+def test_a_tpu_by_the_name_that_jax_prints(kind, topology):
+    run = {**RUN, "hardware": kind, "device_type": None, "num_slices": None, "chips": 64}
+    assert read_run(run).target.topology == topology
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "llama-3.1-8b"])
+def test_a_model_without_known_sizes_names_the_bundled_one(name):
+    with pytest.raises(UserError, match=r"not a bundled model.*\n.*did you mean 'llama3\.1-8b'"):
+        read_run({**RUN, "model_name": name})
 
 
 def test_a_gpu_runs_share_of_the_memory_is_the_plans():

@@ -164,7 +164,10 @@ def _lost(name: str, value: str, needs: str = "") -> Lost:
 
     def first(kinds: str) -> str:
         patterns = _tables()[kinds].items()
-        return next((kind for kind, keys in patterns if re.match(keys, name)), "")
+        given = (name, f"{name}={value}")
+        return next(
+            (kind for kind, keys in patterns if any(map(re.compile(keys).match, given))), ""
+        )
 
     work = first("other_work") or ("model" if name.removeprefix("base_") in MAXTEXT_FIELDS else "")
     return Lost(f"{name}={value}{needs}", work, "" if work else first("touches"))

@@ -5,8 +5,9 @@ import types
 
 import pytest
 
+from mfu_jax.errors import UserError
 from mfu_jax.planning.measured_runs import read_run
-from mfu_jax.trainer.planned.planned_run import Lost, reference_keys
+from mfu_jax.trainer.planned.planned_run import Lost, followed, reference_keys
 from mfu_jax.trainer.planned.planned_step import TrainerStep
 
 RUN = {"model_name": "llama3.1-8b", "per_device_batch_size": 1, "max_target_length": 8192}
@@ -170,6 +171,21 @@ def test_what_maxtext_rounds_by_without_qwix_is_said(hardware, quantization, fla
     lost = reference_keys(read_run(given)).lost
     assert [one.touches for one in lost] == (["vector"] if said else [])
     assert not said or said in lost[0].setting
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("remat_policy", "minimal_with_context_and_quantization"),
+        ("opt_type", "muon"),
+        ("matmul_precision", "highest"),
+    ],
+)
+def test_what_changes_the_steps_work_is_another_program(key, value):
+    run = read_run({**RUN, **V6E, key: value})
+    with pytest.raises(UserError, match=f"another program.*{key}={value}"):
+        followed(run)
+    assert followed(run, "nearest").other_work
 
 
 @pytest.mark.parametrize(("tokamax", "fused"), [(True, "true"), (False, "false")])

@@ -88,8 +88,8 @@ def _shardings_of(program: Any) -> list[str]:
     return jax_internals.parameter_shardings(program)
 
 
-def _canonical(keys: Sequence[Hashable]) -> ReplicaGroups:
-    """The groups of devices with equal keys."""
+def canonical(keys: Sequence[Hashable]) -> ReplicaGroups:
+    """The groups of devices with equal keys, one key for each device."""
     last = len(keys) - 1
     first = dict(zip(reversed(keys), range(last, -1, -1), strict=True))  # the first one wins
     return tuple(map(first.__getitem__, keys))
@@ -101,7 +101,7 @@ def placed(sharding: str, devices: int) -> ReplicaGroups:
     if sharding == "{replicated}" or sharding.startswith("{maximal"):
         return (0,) * devices
     tiles = tile_numbers(sharding, devices)
-    return tuple(range(devices)) if tiles is None else _canonical(list(map(tuple, tiles.tolist())))
+    return tuple(range(devices)) if tiles is None else canonical(list(map(tuple, tiles.tolist())))
 
 
 def tile_numbers(sharding: str, devices: int) -> np.ndarray | None:
@@ -198,7 +198,7 @@ class _ReplicaWalk:
         if instruction.opcode in DIFFER_BY_DEVICE or instruction.shape.size != 1:
             return self.different
         found = numbers_by_device(self.literals, computation, instruction)
-        return self.different if found is None else self.one(_canonical(found))
+        return self.different if found is None else self.one(canonical(found))
 
     def _tuple(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         return operands
@@ -271,14 +271,14 @@ class _ReplicaWalk:
             number = numbers.setdefault(value, len(numbers))
             for place, device in enumerate(group):
                 keys[device] = (number, place) if kind in _BY_PLACE else number
-        return _canonical(keys)
+        return canonical(keys)
 
     def _permuted(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         held = self._whole(operands)
         keys: list[Hashable] = [None] * self.devices  # devices that receive nothing hold zeros
         for source, target in device_pairs(instruction):
             keys[target] = held[source]
-        return self.one(_canonical(keys))
+        return self.one(canonical(keys))
 
     def _whole(self, held: Replicas) -> ReplicaGroups:
         """The devices on which all elements of a value are the same."""
@@ -315,7 +315,7 @@ class _ReplicaWalk:
             return self.different
         key = (id(a), id(b))
         if key not in self.merged:
-            self.merged[key] = self.one(_canonical(list(zip(a, b, strict=True))))
+            self.merged[key] = self.one(canonical(list(zip(a, b, strict=True))))
         return self.merged[key]
 
 

@@ -20,13 +20,13 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from mfu_jax.flops.executed.attribution.replication import (
     ReplicaGroups,
+    canonical,
     parameter_shardings,
     placed,
     replicas_of,
@@ -44,13 +44,7 @@ from mfu_jax.flops.executed.hlo.uses import RESULT, Use, Value, followed, source
 from mfu_jax.flops.executed.mesh_axes import axes_between
 from mfu_jax.flops.executed.resharding.resharded_tensor import Kind, ReshardedTensor
 from mfu_jax.flops.executed.resharding.source_lines import SourceLines
-from mfu_jax.flops.executed.resharding.specs import (
-    Axes,
-    Merged,
-    Spec,
-    Specs,
-    words,
-)
+from mfu_jax.flops.executed.resharding.specs import Axes, Merged, Spec, Specs, words
 from mfu_jax.flops.scopes import Scope, read_scope
 from mfu_jax.util.failsafe import Boundary, failsafe
 
@@ -69,7 +63,14 @@ _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL
 _SHARD_MAP = "shard_map"
 _SUMS = re.compile(r"/(dot_general|conv_general_dilated|reduce\w*|add_any|psum\w*)$")
 
-
+_Cause = Kind | Literal[""]
+# How the uses of a gathered value end, and what that means; the first one decides.
+_ENDS: Mapping[str, _Cause] = {
+    "mixed": "",
+    "slice": "full rematerialization",
+    "stack": "gathered stack",
+    RESULT: "replicated work",
+}
 _Groups = Sequence[Sequence[int]]
 
 
@@ -82,6 +83,45 @@ class _Exchange:
     kind: str
     groups: _Groups
     bytes_moved: int
+
+    @property
+    def result(self) -> Value:
+        """What devices receive."""
+        return Value(self.computation, self.instruction)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it adds up what a matmul or a sum leaves on each device."""
+        first = self.instruction.op_name.partition(":")[0]
+        return self.kind in ("all-reduce", "reduce-scatter") and bool(_SUMS.search(first))
+
+
+class _Argument(NamedTuple):
+    """An argument of the program.
+
+    Attributes:
+        parameter: its parameter.
+        held: for each device, the first one that holds the same shard.
+        dims: dimensions on all devices together.
+    """
+
+    parameter: HloInstruction
+    held: ReplicaGroups
+    dims: tuple[int, ...]
+
+    @property
+    def shards(self) -> int:
+        """How many different ones there are."""
+        return len(set(self.held))
+
+    def may_be(self, shape: Shape) -> bool:
+        """Whether an array is the whole one, or a shard of it."""
+        local = self.parameter.shape
+        if (shape.dtype, len(shape.dims)) != (local.dtype, len(local.dims)):
+            return False
+        is_split = all(n and size % n == 0 for n, size in zip(shape.dims, self.dims, strict=True))
+        is_large = local.size * self.shards <= shape.size * len(self.held)
+        return shape.dims == local.dims or (is_split and is_large)
 
 
 def resharded_tensors(
@@ -114,30 +154,36 @@ class _Doctor:
         self.literals = Literals(counter.reader.dataflow, lambda: None)
         self.total = 0  # bytes that all collectives move
         self._slices: dict[str, Use] = {}  # by the name of what gathers before it
-        self.exchanges = list(self._exchanges())
-        self.ids = {
-            id(instruction)
-            for name in counter.order
-            for instruction in self.module[name].instructions.values()
+        self.exchanges = {id(e.instruction): e for e in self._exchanges()}
+        shardings = parameter_shardings(self.module, counter.program)
+        self.specs = Specs(self.module, shardings, mesh, devices, self.literals)
+        self.arguments = {
+            number: self._argument(parameter, shardings[number])
+            for number, parameter in sorted(self.module.entry.parameters.items())
+        }
+        returned = set(self.module.entry.root.shape.leaves())
+        self.state = {  # what the program returns in the same form: weights, moments
+            number: argument
+            for number, argument in self.arguments.items()
+            if any(map(argument.may_be, returned))
         }
 
     def findings(self) -> tuple[ReshardedTensor, ...]:
-        found = [self._finding(e, "lost batch") for e in self._lost_batch()]
-        lost = {name for finding in found for name in finding.instructions}
-        for exchange in self.exchanges:
-            if exchange.instruction.name in lost:
-                continue
-            if exchange.bytes_moved < _LEAST_PART * self.total:
-                continue
-            if kind := self._cause(exchange):
-                found.append(self._finding(exchange, kind))
-        merged = [
+        lost = self._lost_batch()
+        causes: list[tuple[_Exchange, _Cause]] = [(exchange, "lost batch") for exchange in lost]
+        causes += [
+            (exchange, self._cause(exchange))
+            for exchange in self.exchanges.values()
+            if exchange not in lost and exchange.bytes_moved >= _LEAST_PART * self.total
+        ]
+        found = _merged(self._finding(exchange, kind) for exchange, kind in causes if kind)
+        large = [
             finding
-            for finding in _merged(found)
+            for finding in found
             if finding.kind == "lost batch" or finding.bytes_moved >= _LEAST_SHARE * self.total
         ]
-        merged += self._state()
-        return tuple(sorted(merged or self._repeated(), key=lambda f: -f.bytes_moved))
+        large += self._replicated_state()
+        return tuple(sorted(large or self._repeated(), key=lambda f: -f.bytes_moved))
 
     # Collectives
 
@@ -152,10 +198,13 @@ class _Doctor:
                 moved = math.ceil(found.bytes * runs)
                 self.total += moved
                 if _SHARD_MAP not in instruction.op_name:
-                    groups = device_pairs(instruction) or _groups_of(instruction, self.devices)
+                    groups = device_pairs(instruction) or self._groups(instruction)
                     yield _Exchange(computation, instruction, found.kind, groups, moved)
 
-    def _cause(self, exchange: _Exchange) -> Kind | Literal[""]:
+    def _groups(self, instruction: HloInstruction) -> _Groups:
+        return replica_groups(groups_text(instruction), self.devices) or ()
+
+    def _cause(self, exchange: _Exchange) -> _Cause:
         if exchange.kind == "all-gather":
             return self._of_gathered(exchange)
         if exchange.kind == "all-to-all":
@@ -164,71 +213,44 @@ class _Doctor:
             return self._of_permuted(exchange)
         return ""
 
-    def _of_gathered(self, exchange: _Exchange) -> Kind | Literal[""]:
+    def _of_gathered(self, exchange: _Exchange) -> _Cause:
         """What becomes of a gathered value, if nothing needs it whole."""
         if "chain_id" in exchange.instruction.attribute_text:
             return ""  # spread over fusions, under a matmul: where it ends is not followed
-        ends: set[str] = set()
-        value = Value(exchange.computation, exchange.instruction)
-
-        def passes(use: Use) -> bool:
-            end = self._end(use, exchange)
-            if end:
-                ends.add(end)
+        ends = set()
+        for use in followed(self.module, exchange.result, lambda use: not self._end(use, exchange)):
+            ends.add(end := self._end(use, exchange))
             if end == "slice":
                 self._slices.setdefault(exchange.instruction.name, use)
-            return not end
-
-        for use in followed(self.module, value, passes):
-            if use.operand < 0 and not self._is_kept_whole(use, exchange.groups):
-                ends.add(RESULT)
-        if "mixed" in ends:
-            return ""
-        if "slice" in ends:
-            return "full rematerialization"
-        if "stack" in ends:
-            return "gathered stack"
-        return "replicated work" if ends else ""
+        return next((cause for end, cause in _ENDS.items() if end in ends), "")
 
     def _end(self, use: Use, exchange: _Exchange) -> str:
         """How a use of a gathered value ends its way; empty if the result is as replicated."""
-        user, opcode = use.user, use.user.opcode
+        user, opcode, groups = use.user, use.user.opcode, exchange.groups
+        if use.operand < 0:
+            return "" if self._is_kept_whole(use, groups) else RESULT
         if opcode in _LAYOUT or opcode.endswith("-done"):
             return ""
         if opcode == "dynamic-slice" and use.operand == 0:
             offsets = [use.computation[name] for name in user.operands[1:]]
-            differing = [o for o in offsets if not _is_same(self._held(o), exchange.groups)]
-            if differing:
-                varies = any(self._varies(use.computation, o, exchange.groups) for o in differing)
-                return "slice" if varies else "mixed"
+            differing = [o for o in offsets if not _is_same(self._held(o), groups)]
+            numbers = [numbers_by_device(self.literals, use.computation, o) for o in differing]
+            if differing:  # known to, it is a slice along what was gathered
+                return "slice" if any(n and not _is_same(n, groups) for n in numbers) else "mixed"
             return "stack" if _slices_gathered(use, exchange) else ""
-        if opcode == "conditional":
-            return "mixed"
-        return "" if _is_same(self._held(user), exchange.groups) else "mixed"
+        is_same = opcode != "conditional" and _is_same(self._held(user), groups)
+        return "" if is_same else "mixed"
 
-    def _varies(self, computation: HloComputation, offset: HloInstruction, groups: _Groups) -> bool:
-        """Whether an offset is known to differ within a group: a slice along what was gathered."""
-        numbers = numbers_by_device(self.literals, computation, offset)
-        return numbers is not None and not _is_same(numbers, groups)
-
-    def _of_moved(self, exchange: _Exchange) -> Kind | Literal[""]:
+    def _of_moved(self, exchange: _Exchange) -> _Cause:
         """Why an all-to-all is not needed; empty if a matmul, or something unknown, uses it."""
-        instruction = exchange.instruction
         moved_back = False
-
-        def passes(use: Use) -> bool:
-            nonlocal moved_back
+        for use in followed(self.module, exchange.result, _keeps_places):
             opcode = use.user.opcode
-            if opcode in _LAYOUT or opcode in _ELEMENTWISE or opcode.endswith("-done"):
-                return True
-            if opcode == "all-to-all":
-                moved_back = moved_back or _groups_of(use.user, self.devices) == exchange.groups
-            return False
-
-        for use in followed(self.module, Value(exchange.computation, instruction), passes):
-            is_same = use.user.op_name == instruction.op_name
-            if is_same and use.user.opcode in _ELEMENTWISE and self._has_other(use):
+            is_same = use.user.op_name == exchange.instruction.op_name
+            if is_same and opcode in _ELEMENTWISE and self._has_other(use):
                 return "moved for one operation"
+            if use.operand >= 0 and opcode == "all-to-all":
+                moved_back |= self._groups(use.user) == exchange.groups
         return "there and back" if moved_back else ""
 
     def _has_other(self, use: Use) -> bool:
@@ -238,168 +260,112 @@ class _Doctor:
         made = [self._made_of(other, _LAYOUT | _PLACES) for other in others]
         return not all(any(v.instruction.opcode in _NUMBERS for v in values) for values in made)
 
-    def _of_permuted(self, exchange: _Exchange) -> Kind | Literal[""]:
-        pairs = exchange.groups
+    def _of_permuted(self, exchange: _Exchange) -> _Cause:
+        pairs, op_name = exchange.groups, exchange.instruction.op_name
         stay = sum(source == target for source, target in pairs)
         if stay and stay < len(pairs) == self.devices:
             return "device order"
-        op_name = exchange.instruction.op_name
-        if _primitive(op_name) == "split" and "roll" not in op_name:
-            return "split across shards"
-        return ""
+        is_split = _primitive(op_name) == "split" and "roll" not in op_name
+        return "split across shards" if is_split else ""
 
     # Batches
 
     @functools.cached_property
-    def _batch(self) -> tuple[int, ...]:
-        """For each device, a number of the part of the step's data that it has."""
-        groups = [self._placed(number) for number in self.module.entry.parameters]
-        data = [
-            g
-            for n, g in zip(self.module.entry.parameters, groups, strict=True)
-            if n not in self._state_numbers
-        ]
-        keys = list(zip(*data, strict=True)) if data else [()] * self.devices
-        return tuple(keys.index(key) for key in keys)
+    def _batch(self) -> ReplicaGroups:
+        """For each device, the first one with the same part of the step's data."""
+        data = [argument.held for n, argument in self.arguments.items() if n not in self.state]
+        return canonical(list(zip(*data, strict=True)) or [()] * self.devices)
 
     def _lost_batch(self) -> list[_Exchange]:
         """The exchanges after which the batch no longer tells devices apart."""
         parts = len(set(self._batch))
-        if parts == 1 or not self._state_numbers:
+        if parts == 1 or not self.state:
             return []
-        held = replicas_of(
-            self.module, self.counter.program, self.ids, self.literals, alike=self._state_numbers
-        )
+        held = self._replicas(self.state.keys())
 
         def is_lost(instruction: HloInstruction) -> bool:
-            groups = held.get(id(instruction))
-            return groups is not None and len(set(groups)) < parts
+            return len(set(held.get(id(instruction), range(self.devices)))) < parts
 
-        blamed: dict[int, _Exchange] = {}
-        exchanges = {id(e.instruction): e for e in self.exchanges}
+        def is_blamed(exchange: _Exchange) -> bool:
+            operands = [exchange.computation[name] for name in exchange.instruction.operands]
+            crosses = any(len({self._batch[d] for d in group}) > 1 for group in exchange.groups)
+            kept = exchange.kind == "all-to-all" or is_lost(exchange.instruction)
+            return crosses and kept and not any(map(is_lost, operands))
 
-        def stops(value: Value) -> bool:
-            exchange = exchanges.get(id(value.instruction))
-            return exchange is not None and not (
-                exchange.kind in ("all-reduce", "reduce-scatter")
-                and _SUMS.search(exchange.instruction.op_name.partition(":")[0])
-            )
-
-        matmuls = [m for m, scope in self._matmuls if scope.phase == "forward"]
-        for matmul in matmuls:
-            if not is_lost(matmul.matmul.instruction):
-                continue
+        moves = {number: e for number, e in self.exchanges.items() if not e.is_sum}
+        for matmul, scope in self._matmuls:
             start = Value(matmul.computation, matmul.matmul.instruction)
-            for value in sources(self.module, start, stops):
-                exchange = exchanges.get(id(value.instruction))
-                if exchange is None or not stops(value):
-                    continue
-                operands = [value.computation[n] for n in value.instruction.operands]
-                crosses = any(len({self._batch[d] for d in g}) > 1 for g in exchange.groups)
-                kept = exchange.kind == "all-to-all" or is_lost(exchange.instruction)
-                if crosses and kept and not any(map(is_lost, operands)):
-                    blamed[id(exchange.instruction)] = exchange
-            if blamed:
-                break
-        return list(blamed.values())
+            if scope.phase != "forward" or not is_lost(start.instruction):
+                continue
+            made_of = sources(self.module, start, lambda value: id(value.instruction) in moves)
+            met = dict.fromkeys(id(value.instruction) for value in made_of)
+            if blamed := [moves[n] for n in met if n in moves and is_blamed(moves[n])]:
+                return blamed
+        return []
 
     def _repeated(self) -> Iterator[ReshardedTensor]:
         """A batch that is replicated, where devices repeat much of the matmuls for it."""
-        repeated: Counter[int] = Counter()
         found = {id(m.matmul.instruction): m for m, _ in self._matmuls}
-        for number, matmul in found.items():
-            groups = self._held(matmul.matmul.instruction)
-            if _SHARD_MAP not in matmul.op_name:
-                copies = 1 - len(set(groups)) / self.devices
-                repeated[number] = int(matmul.matmul.flops * matmul.runs * copies)
+        repeated = {
+            number: int(m.matmul.flops * m.runs * (1 - len(set(held)) / self.devices))
+            for number, m in found.items()
+            if _SHARD_MAP not in m.op_name and (held := self._held(m.matmul.instruction))
+        }
         whole = sum(m.matmul.flops * m.runs for m in found.values())
         if not whole or sum(repeated.values()) < _LEAST_REPEATED * whole:
             return
-        largest = found[repeated.most_common(1)[0][0]]
+        largest = found[max(repeated, key=repeated.__getitem__)]
         instruction = largest.matmul.instruction
-        start = Value(largest.computation, instruction)
-        for value in sources(self.module, start, lambda _: False):
-            parameter = value.instruction
-            if not self._is_argument(value):
+        held = self._held(instruction)
+        alike = [[d for d, h in enumerate(held) if h == one] for one in sorted(set(held))]
+        for value in sources(self.module, Value(largest.computation, instruction), lambda _: False):
+            number = int(value.instruction.operand_text) if self._is_argument(value) else -1
+            if number < 0 or number in self.state or self.arguments[number].shards > 1:
                 continue
-            number = int(parameter.operand_text)
-            if number in self._state_numbers or len(set(self._placed(number))) > 1:
-                continue
-            held = self._held(instruction)
-            alike = [[d for d, h in enumerate(held) if h == one] for one in sorted(set(held))]
+            axes, detail = axes_between(alike, self.mesh), f"{len(alike[0])}"
             yield self._described(
-                parameter, instruction, "replicated batch", groups=alike, detail=f"{len(alike[0])}"
+                "replicated batch", value.instruction, instruction, axes=axes, detail=detail
             )
             return
 
     # State
 
-    def _state(self) -> Iterator[ReshardedTensor]:
+    def _argument(self, parameter: HloInstruction, sharding: str) -> _Argument:
+        dims, tiles = parameter.shape.dims, tile_dims(sharding)
+        whole = tuple(n * t for n, t in zip(dims, tiles, strict=False)) if tiles else dims
+        return _Argument(parameter, placed(sharding, self.devices), whole)
+
+    def _replicated_state(self) -> Iterator[ReshardedTensor]:
         """Optimizer state that is kept whole although the weights are sharded."""
-        entry = self.module.entry
-        by_leaf: dict[tuple[str, str], list[int]] = {}
-        shards = {n: len(set(self._placed(n))) for n in self._state_numbers}
-        for number in self._state_numbers:
-            parameter = entry.parameters[number]
-            leaf = parameter.op_name.rpartition("[")[2]
-            elements = parameter.shape.size * self._tiles(number)
-            by_leaf.setdefault((leaf, str(elements)), []).append(number)
-        whole = sum(p.shape.bytes for p in entry.parameters.values())
-        for numbers in by_leaf.values():
-            most = max(shards[n] for n in numbers)
-            for number in numbers:
-                parameter = entry.parameters[number]
-                if shards[number] == most or parameter.shape.bytes < _LEAST_SHARE * whole:
+        by_leaf: dict[tuple[str, int], list[_Argument]] = {}
+        for argument in self.state.values():
+            leaf = argument.parameter.op_name.rpartition("[")[2]
+            elements = argument.parameter.shape.size * argument.shards
+            by_leaf.setdefault((leaf, elements), []).append(argument)
+        whole = sum(a.parameter.shape.bytes for a in self.arguments.values())
+        for arguments in by_leaf.values():
+            like = max(arguments, key=lambda argument: argument.shards)
+            for parameter, shards in ((a.parameter, a.shards) for a in arguments):
+                if shards == like.shards or parameter.shape.bytes < _LEAST_SHARE * whole:
                     continue
                 uses = followed(
                     self.module,
-                    Value(entry, parameter),
+                    Value(self.module.entry, parameter),
                     lambda use: use.user.opcode not in _MATMULS,
                 )
-                if any(use.user.opcode in _MATMULS for use in uses):
-                    continue
-                like = next(n for n in numbers if shards[n] == most)
-                name = entry.parameters[like].op_name
-                yield self._described(parameter, parameter, "replicated state", detail=name)
-
-    @functools.cached_property
-    def _state_numbers(self) -> frozenset[int]:
-        """Parameters that the program returns in the same form: weights, moments."""
-        entry = self.module.entry
-        returned = set(entry.root.shape.leaves())
-        return frozenset(
-            number
-            for number, parameter in entry.parameters.items()
-            if any(self._may_be(shape, number) for shape in returned)
-        )
-
-    def _may_be(self, shape: Shape, number: int) -> bool:
-        """Whether an array is of a parameter's whole array, or a shard of it."""
-        local = self.module.entry.parameters[number].shape
-        if (shape.dtype, len(shape.dims)) != (local.dtype, len(local.dims)):
-            return False
-        if shape.dims == local.dims:
-            return True
-        whole = local.size * self._tiles(number)
-        split = zip(shape.dims, self._whole(number), strict=True)
-        return all(n and size % n == 0 for n, size in split) and whole <= shape.size * self.devices
-
-    def _whole(self, number: int) -> tuple[int, ...]:
-        """The dimensions of a parameter on all devices together."""
-        dims = self.module.entry.parameters[number].shape.dims
-        tiles = tile_dims(self._shardings[number])
-        return tuple(n * t for n, t in zip(dims, tiles, strict=False)) if tiles else dims
+                if not any(use.user.opcode in _MATMULS for use in uses):
+                    name = like.parameter.op_name
+                    yield self._described("replicated state", parameter, parameter, detail=name)
 
     def _is_kept_whole(self, use: Use, groups: _Groups) -> bool:
         """Whether a result is state that the user replicates, such as weights (ZeRO-1)."""
         shape = use.user.shape
         for index in use.path:
             shape = shape.elements[index]
-        taken = self.module.entry.parameters
         return any(
-            (taken[n].shape.dtype, taken[n].shape.dims) == (shape.dtype, shape.dims)
-            and _is_same(self._placed(n), groups)
-            for n in self._state_numbers
+            (taken.parameter.shape.dtype, taken.parameter.shape.dims) == (shape.dtype, shape.dims)
+            and _is_same(taken.held, groups)
+            for taken in self.state.values()
         )
 
     # Helpers
@@ -410,26 +376,17 @@ class _Doctor:
         differentiated = [pair for pair in found if "jvp(" in pair[0].op_name]
         return differentiated or found
 
+    def _replicas(self, alike: Set[int] = frozenset()) -> dict[int, ReplicaGroups]:
+        """The devices with the same result of each instruction, if these arguments are alike."""
+        ids = {id(i) for n in self.counter.order for i in self.module[n].instructions.values()}
+        return replicas_of(self.module, self.counter.program, ids, self.literals, alike=alike)
+
     @functools.cached_property
     def _all_held(self) -> dict[int, ReplicaGroups]:
-        return replicas_of(self.module, self.counter.program, self.ids, self.literals)
+        return self._replicas()
 
     def _held(self, instruction: HloInstruction) -> ReplicaGroups:
         return self._all_held.get(id(instruction)) or tuple(range(self.devices))
-
-    @functools.cached_property
-    def _shardings(self) -> dict[int, str]:
-        return parameter_shardings(self.module, self.counter.program)
-
-    def _placed(self, number: int) -> ReplicaGroups:
-        return placed(self._shardings[number], self.devices)
-
-    def _tiles(self, number: int) -> int:
-        return len(set(self._placed(number)))
-
-    @functools.cached_property
-    def _specs(self) -> Specs:
-        return Specs(self.module, self._shardings, self.mesh, self.devices, self.literals)
 
     def _made_of(self, value: Value, passed: frozenset[str]) -> list[Value]:
         """What a value is made of: operations beyond those of `passed`, or arguments."""
@@ -452,34 +409,35 @@ class _Doctor:
         made = self._made_of(start, _UNCHANGED) or [start]
         return made[0], len(made) == 1 and self._is_argument(made[0])
 
-    def _before(self, exchange: _Exchange) -> tuple[tuple[int, ...], Spec | None]:
-        """Dimensions on one device, and the split, of the value that is moved."""
-        value, _ = self._origin(exchange)
-        dims, spec = next(value.instruction.shape.leaves()).dims, self._specs.of(value)
+    def _axes(self, exchange: _Exchange) -> Axes:
+        return tuple(axes_between(exchange.groups, self.mesh).split("+"))
+
+    def _before(self, exchange: _Exchange, value: Value) -> Spec | None:
+        """How the value is split that is moved, or of which a part is."""
+        dims, spec = next(value.instruction.shape.leaves()).dims, self.specs.of(value)
         moved = exchange.computation.operand(exchange.instruction, 0).shape.dims
         if exchange.kind == "all-gather" and self.mesh and moved == dims:
-            found = list(spec or (None,) * len(dims))
-            for dim in exchange.instruction.integers("dimensions"):
-                found[dim] = found[dim] or tuple(
-                    axes_between(exchange.groups, self.mesh).split("+")
-                )
-            spec = tuple(found)
-        return dims, spec if exchange.kind in ("all-gather", "all-to-all") else None
+            gathered = exchange.instruction.integers("dimensions")
+            spec = tuple(
+                axes or (self._axes(exchange) if dim in gathered else axes)
+                for dim, axes in enumerate(spec or (None,) * len(dims))
+            )
+        return spec if exchange.kind in ("all-gather", "all-to-all") else None
 
-    def _after(self, exchange: _Exchange) -> Spec | None:
+    def _after(self, exchange: _Exchange, value: Value) -> Spec | None:
         """How the value is split that comes of an exchange, and of the slice behind a gather."""
         if use := self._slices.get(exchange.instruction.name):
-            return self._specs.of(Value(use.computation, use.user))
-        value = Value(exchange.computation, exchange.instruction)
+            return self.specs.of(Value(use.computation, use.user))
         if exchange.kind != "all-to-all":
-            return None if exchange.kind == "collective-permute" else self._specs.of(value)
-        uses = followed(self.module, value, lambda u: u.user.opcode in _LAYOUT)
+            is_known = exchange.kind != "collective-permute"
+            return self.specs.of(exchange.result) if is_known else None
+        uses = followed(self.module, exchange.result, lambda u: u.user.opcode in _LAYOUT)
         use = next((u for u in uses if u.user.opcode not in _LAYOUT and u.operand >= 0), None)
-        before, spec = self._before(exchange)
+        before, spec = next(value.instruction.shape.leaves()).dims, self._before(exchange, value)
         after = use.computation.operand(use.user, use.operand).shape.dims if use else ()
         if spec is None or len(after) != len(before):
             return None
-        moved = tuple(axes_between(exchange.groups, self.mesh).split("+"))
+        moved = self._axes(exchange)
         found: list[Axes | Merged | None] = []
         for axes, n, m in zip(spec, before, after, strict=True):
             if axes is None or isinstance(axes, Merged):
@@ -496,36 +454,33 @@ class _Doctor:
 
     def _finding(self, exchange: _Exchange, kind: Kind) -> ReshardedTensor:
         value, is_argument = self._origin(exchange)
-        tensor = value.instruction if is_argument else exchange.instruction
-        return self._described(tensor, exchange.instruction, kind, exchange)
+        return self._described(
+            kind,
+            value.instruction if is_argument else exchange.instruction,
+            exchange.instruction,
+            axes=axes_between(exchange.groups, self.mesh),
+            before=words(self._before(exchange, value)),
+            after=words(self._after(exchange, value)),
+            bytes_moved=exchange.bytes_moved,
+            instructions=(exchange.instruction.name,),
+        )
 
     def _described(
-        self,
-        tensor: HloInstruction,
-        instruction: HloInstruction,
-        kind: Kind,
-        exchange: _Exchange | None = None,
-        groups: _Groups = (),
-        detail: str = "",
+        self, kind: Kind, tensor: HloInstruction, at: HloInstruction, **facts: Any
     ) -> ReshardedTensor:
-        file, line = self._lines.of(instruction)
-        is_argument = tensor.opcode == "parameter"
-        before = self._before(exchange)[1] if exchange else None
-        if is_argument:
-            before = self._specs.of(Value(self.module.entry, tensor))
-        return ReshardedTensor(
-            kind=kind,
-            tensor=tensor.op_name if is_argument else _operation(instruction.op_name),
-            file=file,
-            line=line,
-            axes=axes_between(exchange.groups if exchange else groups, self.mesh),
-            before=words(before),
-            after=words(self._after(exchange)) if exchange else "",
-            shape=str(next(tensor.shape.leaves())),
-            bytes_moved=exchange.bytes_moved if exchange else 0,
-            instructions=(instruction.name,) if exchange else (),
-            detail=detail,
-        )
+        """A finding about an argument or a result, with the source line of an instruction."""
+        file, line = self._lines.of(at)
+        name = _operation(at.op_name)
+        if tensor.opcode == "parameter":
+            name = tensor.op_name
+            facts["before"] = words(self.specs.of(Value(self.module.entry, tensor)))
+        shape = str(next(tensor.shape.leaves()))
+        return ReshardedTensor(kind=kind, tensor=name, file=file, line=line, shape=shape, **facts)
+
+
+def _keeps_places(use: Use) -> bool:
+    opcode = use.user.opcode
+    return opcode in _LAYOUT or opcode in _ELEMENTWISE or opcode.endswith("-done")
 
 
 def _slices_gathered(use: Use, exchange: _Exchange) -> bool:
@@ -535,10 +490,6 @@ def _slices_gathered(use: Use, exchange: _Exchange) -> bool:
     if whole != exchange.instruction.shape.dims or len(gathered) != 1:
         return False
     return use.user.shape.dims[gathered[0]] * len(exchange.groups[0]) <= whole[gathered[0]]
-
-
-def _groups_of(instruction: HloInstruction, devices: int) -> _Groups:
-    return replica_groups(groups_text(instruction), devices) or ()
 
 
 def _is_same(held: ReplicaGroups, groups: _Groups) -> bool:
@@ -553,8 +504,7 @@ def _primitive(op_name: str) -> str:
 def _operation(op_name: str) -> str:
     """Scope and operation of an op_name."""
     first = op_name.partition(";")[0]
-    scope = read_scope(first)
-    return " ".join(part for part in (scope.path, _primitive(first)) if part)
+    return " ".join(part for part in (read_scope(first).path, _primitive(first)) if part)
 
 
 def _merged(found: Iterable[ReshardedTensor]) -> list[ReshardedTensor]:
@@ -562,14 +512,9 @@ def _merged(found: Iterable[ReshardedTensor]) -> list[ReshardedTensor]:
     merged: dict[tuple[str, int, str], ReshardedTensor] = {}
     for finding in sorted(found, key=lambda f: -f.bytes_moved):
         key = (finding.file, finding.line, "" if finding.line else finding.tensor)
-        first = merged.get(key)
-        merged[key] = (
-            finding
-            if first is None
-            else replace(
-                first,
-                bytes_moved=first.bytes_moved + finding.bytes_moved,
-                instructions=first.instructions + finding.instructions,
-            )
-        )
+        first = merged.setdefault(key, finding)
+        if first is not finding:
+            moved = first.bytes_moved + finding.bytes_moved
+            names = first.instructions + finding.instructions
+            merged[key] = replace(first, bytes_moved=moved, instructions=names)
     return list(merged.values())

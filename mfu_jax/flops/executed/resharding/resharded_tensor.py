@@ -94,11 +94,11 @@ class ReshardedTensor:
     tensor: str
     file: str
     line: int
-    axes: str
+    axes: str = ""
     before: str = ""
     after: str = ""
     shape: str
-    bytes_moved: int
+    bytes_moved: int = 0
     instructions: tuple[str, ...] = ()
     detail: str = ""
 

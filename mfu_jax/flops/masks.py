@@ -25,9 +25,19 @@ PairCounting = Literal["maxtext", "exact", "dense"]
 class Mask(ABC):
     """Which keys each query of a sequence sees; a new mask is one subclass."""
 
-    @abstractmethod
     def pairs(self, length: int, counting: PairCounting) -> Number:
         """(query, key) pairs of one sequence of `length` tokens: an int or a half-integer."""
+        if counting == "dense":
+            return self.all_pairs(length)
+        return integral(self.kept(length, counting == "exact"))
+
+    @abstractmethod
+    def kept(self, length: int, exact: bool) -> Number:
+        """The pairs that it keeps, one by one or as an area without half of each diagonal."""
+
+    def all_pairs(self, length: int) -> int:
+        """The pairs of a program that ignores it."""
+        return length * length
 
     def keys_kept(self, length: int) -> int:
         """Keys that a cache holds after `length` tokens."""
@@ -51,25 +61,24 @@ class Full(Mask):
     keys: int | None = None
     queries: int | None = None
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
+    def kept(self, length: int, exact: bool) -> Number:
+        return self.all_pairs(length)
+
+    def all_pairs(self, length: int) -> int:
         queries = length if self.queries is None else self.queries
         return queries * (queries if self.keys is None else self.keys)
 
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """A query sees itself and everything before it.
+    """A query sees itself and everything before it: S(S + 1)/2 pairs.
 
     >>> [Causal().pairs(8, counting) for counting in ("maxtext", "exact", "dense")]
     [32, 36, 64]
     """
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        if counting == "exact":
-            return length * (length + 1) // 2
-        return integral(Fraction(length * length, 2))
+    def kept(self, length: int, exact: bool) -> Number:
+        return Fraction(length * (length + exact), 2)
 
 
 @dataclass(frozen=True)
@@ -84,13 +93,9 @@ class SlidingWindow(Mask):
 
     size: int
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
+    def kept(self, length: int, exact: bool) -> Number:
         window = min(self.size, length)
-        if counting == "exact":
-            return length * window - window * (window - 1) // 2
-        return integral(length * window - Fraction(window * window, 2))
+        return length * window - Fraction(window * (window - exact), 2)
 
     def keys_kept(self, length: int) -> int:
         return min(self.size, length)  # a window drops the older ones
@@ -100,7 +105,8 @@ class SlidingWindow(Mask):
 class BidirectionalWindow(Mask):
     """A query sees itself and the tokens fewer than `size` before and after it.
 
-    Exact pairs: S + 2·Σ (S − d) over the distances d from 1 to W − 1.
+    Exact pairs: S + 2·Σ (S − d) over the distances d from 1 to W − 1: of two windows, with the
+    diagonal once.
 
     >>> [BidirectionalWindow(3).pairs(8, counting) for counting in ("exact", "dense")]
     [34, 64]
@@ -108,13 +114,8 @@ class BidirectionalWindow(Mask):
 
     size: int
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        window = min(self.size, length)
-        if counting == "exact":
-            return length + (window - 1) * (2 * length - window)
-        return integral(2 * (length * window - Fraction(window * window, 2)))
+    def kept(self, length: int, exact: bool) -> Number:
+        return 2 * SlidingWindow(self.size).kept(length, exact) - exact * length
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,8 @@ class Chunked(Mask):
 
     size: int
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        chunks, rest = divmod(length, self.size)
-        causal = Causal()
-        return integral(chunks * causal.pairs(self.size, counting) + causal.pairs(rest, counting))
+    def kept(self, length: int, exact: bool) -> Number:
+        return Packed(Causal(), each=self.size).kept(length, exact)
 
 
 @dataclass(frozen=True)
@@ -137,14 +134,9 @@ class Prefix(Mask):
 
     prefix: int
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
+    def kept(self, length: int, exact: bool) -> Number:
         prefix = min(self.prefix, length)
-        above_diagonal = prefix * (prefix - 1) // 2
-        if counting == "dense":
-            return length * length
-        if counting == "exact":
-            return length * (length + 1) // 2 + above_diagonal
-        return integral(Fraction(length * length + prefix * prefix, 2))
+        return Fraction(length * (length + exact) + prefix * (prefix - exact), 2)
 
 
 @dataclass(frozen=True)
@@ -159,13 +151,14 @@ class BlockDiffusion(Mask):
     block: int
     noised: bool = False
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        copies = 2 if self.noised else 1
-        if counting == "dense":
-            return (copies * length) ** 2
+    def kept(self, length: int, exact: bool) -> Number:
         blocks, rest = divmod(length, self.block)
         # Σ of block · b·block over whole blocks b = 1…n; the shorter last one sees everything.
-        return copies * (self.block**2 * blocks * (blocks + 1) // 2 + rest * length)
+        seen = self.block**2 * blocks * (blocks + 1) // 2 + rest * length
+        return (1 + self.noised) * seen
+
+    def all_pairs(self, length: int) -> int:
+        return ((1 + self.noised) * length) ** 2
 
 
 @dataclass(frozen=True)
@@ -177,10 +170,8 @@ class TopK(Mask):
 
     size: int
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if self.size >= length:
-            return Causal().pairs(length, counting)
-        return SlidingWindow(self.size).pairs(length, counting)
+    def kept(self, length: int, exact: bool) -> Number:
+        return SlidingWindow(self.size).kept(length, exact)
 
 
 @dataclass(frozen=True)
@@ -199,14 +190,11 @@ class Packed(Mask):
     lengths: Sequence[int] = ()
     each: int = 0
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
+    def kept(self, length: int, exact: bool) -> Number:
         if not self.each:
-            return integral(sum((self.inner.pairs(n, counting) for n in self.lengths), start=0))
+            return sum((self.inner.kept(n, exact) for n in self.lengths), start=0)
         documents, rest = divmod(length, self.each)
-        whole = self.inner.pairs(self.each, counting)
-        return integral(documents * whole + self.inner.pairs(rest, counting))
+        return documents * self.inner.kept(self.each, exact) + self.inner.kept(rest, exact)
 
 
 @dataclass(frozen=True)
@@ -220,21 +208,22 @@ class Strided(Mask):
     ratio: int
     limit: int = 0
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
+    def kept(self, length: int, exact: bool) -> Number:
         keys, rest = divmod(length, self.ratio)
-        if counting == "dense":
-            return length * keys
         limit = min(self.limit or keys, keys)
-        if counting == "maxtext":
+        if not exact:
             # the area under min(x / ratio, limit) for x from 0 to S
             covered = limit * self.ratio
-            return integral(Fraction(limit * covered, 2) + (length - covered) * limit)
+            return Fraction(limit * covered, 2) + (length - covered) * limit
         # queries with exactly k keys: `ratio` of them for k = 1 … keys−1, and rest + 1 for k = keys
         below = limit - 1 if limit == keys else limit
         ramp = self.ratio * below * (below + 1) // 2
         if limit == keys:
             return ramp + keys * (rest + 1) if keys else 0
         return ramp + limit * (self.ratio * (keys - 1 - limit) + rest + 1)
+
+    def all_pairs(self, length: int) -> int:
+        return length * (length // self.ratio)
 
     def keys_kept(self, length: int) -> int:
         return length // self.ratio
@@ -266,9 +255,10 @@ class LocalBlocks(Mask):
     past: int
     future: int
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return -(-self.queries // self.chunk) * self.chunk * self.keys
+    def kept(self, length: int, exact: bool) -> Number:
         before, after = (min(reach, max(self.queries - 1, 0)) for reach in (self.past, self.future))
         cut_off = before * (before + 1) // 2 + after * (after + 1) // 2
         return self.queries * (1 + before + after) - cut_off
+
+    def all_pairs(self, length: int) -> int:
+        return -(-self.queries // self.chunk) * self.chunk * self.keys

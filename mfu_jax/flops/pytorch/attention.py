@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_jax.flops.exact import Number
-from mfu_jax.flops.masks import Causal, Chunked, Full, Mask, PairCounting, SlidingWindow
+from mfu_jax.flops.masks import Causal, Chunked, Full, Mask, SlidingWindow
 
 NAME = "mfu_jax_counted"
 _PAIRS = 2**24  # pairs of a mask that are evaluated at a time
@@ -22,11 +22,14 @@ class Rectangle(Mask):
 
     queries: int
     keys: int
-    kept: int
+    count: int
     known: bool = True
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        return self.queries * self.keys if counting == "dense" else self.kept
+    def kept(self, length: int, exact: bool) -> Number:
+        return self.count
+
+    def all_pairs(self, length: int) -> int:
+        return self.queries * self.keys
 
 
 def everything(queries: int, keys: int) -> Rectangle:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -44,57 +43,39 @@ _TO_NEAREST = ("repeated", "repeated_attention", "repeated_by_user", "overhang")
 _AGAIN = ("rematerialized", "xla_rematerialized")
 
 
-@dataclass(slots=True)
 class MatmulSums:
     """What the top-down pass adds up: by phase, and under the names of `ExecutedCount`."""
 
-    phases: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    by_scope: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    by_dtype: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    kernels: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    attention_kernels: Number = 0
-    repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
-    repeated_attention: Fraction = Fraction(0)
-    repeated_by_user: Fraction = Fraction(0)
-    by_operation: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    duplicated_operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    padding: Number = 0
-    expansion: Number = 0
-    in_pieces: dict[str, dict[str, Number]] = field(default_factory=dict)
-    attention_operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    loops_once: int = 0
-    kernels_once: int = 0
-    kernels_xla: int = 0
-    vector_matmuls: Number = 0
-    vector_once: int = 0
-    hardware_passes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    beyond: dict[str, Number] = field(default_factory=lambda: dict.fromkeys(_BEYOND, 0))
-    overhang: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
-    recomputed_in_kernels: Number = 0
+    def __init__(self) -> None:
+        self.phases = _table()
+        self.numbers = _table()
+        self.tables: defaultdict[str, dict[str, Number]] = defaultdict(_table)
+        self.tables["beyond"] = dict.fromkeys(_BEYOND, 0)
+        self.in_pieces: defaultdict[str, dict[str, Number]] = defaultdict(_table)
 
     def add(self, matmul: MatmulCost, scope: Scope, runs: Number, once: int) -> None:
         again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
         if matmul.is_attention and scope.phase not in _AGAIN:
-            self.attention_kernels += runs * (matmul.flops - again)
+            self.numbers["attention_kernels"] += runs * (matmul.flops - again)
         self.phases[scope.phase] += runs * (matmul.flops - again)
         self.phases["rematerialized"] += runs * again
         if scope.phase not in _AGAIN:
-            self.recomputed_in_kernels += runs * again
+            self.numbers["recomputed_in_kernels"] += runs * again
         if any(matmul.beyond):
             for label, flops in zip(_BEYOND, matmul.beyond, strict=True):
-                self.beyond[label] += runs * flops
-        self.by_scope[scope.path] += runs * matmul.flops
-        self.by_dtype[matmul.dtype] += runs * matmul.flops
-        self.loops_once += once * matmul.flops
+                self.tables["beyond"][label] += runs * flops
+        self.tables["by_scope"][scope.path] += runs * matmul.flops
+        self.tables["by_dtype"][matmul.dtype] += runs * matmul.flops
+        self.numbers["loops_once"] += once * matmul.flops
         if matmul.passes:
-            self.hardware_passes[matmul.passes] += runs * matmul.flops
+            self.tables["hardware_passes"][matmul.passes] += runs * matmul.flops
         if matmul.is_vector:
-            self.vector_matmuls += runs * matmul.flops
-            self.vector_once += once * matmul.flops
+            self.numbers["vector_matmuls"] += runs * matmul.flops
+            self.numbers["vector_once"] += once * matmul.flops
         if matmul.kernel:
-            self.kernels[matmul.kernel] += runs * matmul.flops
-            self.kernels_once += once * matmul.flops
-            self.kernels_xla += once * matmul.seen_by_xla
+            self.tables["kernels"][matmul.kernel] += runs * matmul.flops
+            self.numbers["kernels_once"] += once * matmul.flops
+            self.numbers["kernels_xla"] += once * matmul.seen_by_xla
 
     def add_model(self, item: FoundMatmul, scope: Scope, zeros: Wasted, pieces: str) -> None:
         """Adds the part of a forward or backward matmul that the model needs, and its known zeros.
@@ -107,23 +88,22 @@ class MatmulSums:
         """
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
         needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)
-        self.by_operation[name] += item.runs * needed
+        self.tables["by_operation"][name] += item.runs * needed
         if pieces:
-            operations = self.in_pieces.setdefault(pieces, {})
-            operations[name] = operations.get(name, 0) + item.runs * needed
+            self.in_pieces[pieces][name] += item.runs * needed
         if item.matmul.is_attention:
-            self.attention_operations[name] += item.runs * needed
+            self.tables["attention_operations"][name] += item.runs * needed
         if item.matmul.instruction.opcode == "custom-call" and item.matmul.beyond.stated:
             label = names.OVERHANG_ATTENTION if item.matmul.is_attention else names.OVERHANG
             first_time = Fraction(item.matmul.flops - item.matmul.rematerialized, item.matmul.flops)
-            self.overhang[label] += item.runs * item.matmul.beyond.stated * first_time
-        self.padding += item.runs * zeros.padding
-        self.expansion += item.runs * zeros.expansion
+            self.tables["overhang"][label] += item.runs * item.matmul.beyond.stated * first_time
+        self.numbers["padding"] += item.runs * zeros.padding
+        self.numbers["expansion"] += item.runs * zeros.expansion
 
     def add_duplicate(self, item: FoundMatmul, scope: Scope) -> None:
         """Adds a forward or backward matmul that repeats another one on the same operands."""
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
-        self.duplicated_operations[name] += item.runs * item.matmul.flops
+        self.tables["duplicated_operations"][name] += item.runs * item.matmul.flops
 
     def add_repeated(self, item: FoundMatmul, replicas: ReplicaGroups, zeros: int) -> None:
         """Adds the part of a forward or backward matmul that devices repeat, minus known zeros."""
@@ -134,25 +114,31 @@ class MatmulSums:
             return
         flops = Fraction(devices - groups, devices) * runs * needed
         where = "on every device" if groups == 1 else f"in groups of {devices // groups} devices"
-        self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
+        self.tables["repeated"][f"repeated {where} ({devices - groups} of {devices})"] += flops
         if matmul.is_attention:
-            self.repeated_attention += flops
+            self.numbers["repeated_attention"] += flops
         if _SHARD_MAP in item.op_name:
-            self.repeated_by_user += flops
+            self.numbers["repeated_by_user"] += flops
 
     def in_whole_flops(self) -> dict[str, Any]:
         """The fields of `ExecutedCount`."""
         phases = whole(self.phases)
         phases["forward"] += phases["evaluation"]
-        sums = {of.name: getattr(self, of.name) for of in fields(self) if of.name != "phases"}
-        return {**phases, **{name: _in_whole(sums[name], name in _TO_NEAREST) for name in sums}}
+        sums = {**self.numbers, **self.tables}
+        pieces = {label: dict(whole(parts)) for label, parts in self.in_pieces.items()}
+        whole_sums = {name: _in_whole(part, name in _TO_NEAREST) for name, part in sums.items()}
+        return {**phases, **whole_sums, "in_pieces": pieces}
+
+
+def _table() -> defaultdict[str, Number]:
+    return defaultdict(int)
 
 
 def _in_whole(flops: Any, to_nearest: bool) -> Any:
     if not isinstance(flops, Mapping):
         return round(flops) if to_nearest else int(flops)
-    if to_nearest or any(isinstance(part, Mapping) for part in flops.values()):
-        return {name: _in_whole(part, to_nearest) for name, part in flops.items()}
+    if to_nearest:
+        return {name: round(part) for name, part in flops.items()}
     return dict(whole(flops))
 
 

@@ -57,16 +57,75 @@ class Traffic:
             return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
         return _bytes(operands) + result.hbm_bytes
 
-    def _fusion(self, instruction: HloInstruction, operands: list[Shape], result: Shape) -> int:
-        names = instruction.callees
-        if len(names) == 1:
-            fused = self.module[names[0]]
+    def _fusion(self, fusion: HloInstruction, operands: list[Shape], result: Shape) -> int:
+        names, carried = fusion.callees, frozenset[str]()
+        if len(names) == 1 and _ALIASES in fusion.attribute_text:
             # A chain's fusions return the collective's arrays in place.
-            is_linked = _ALIASES in instruction.attribute_text
-            carried = carried_along(fused) if is_linked else frozenset()
-            if carried or names[0] in self._cut:
-                return _fusion(self.module, fused, operands, result, carried)
-        return _bytes(operands) + result.hbm_bytes
+            carried = carried_along(self.module[names[0]])
+        if not carried and (len(names) != 1 or names[0] not in self._cut):
+            return _bytes(operands) + result.hbm_bytes
+        fused, total = self.module[names[0]], 0
+        for number, shape in enumerate(operands):
+            parameter = fused.parameters.get(number)
+            if parameter is None or parameter.name not in carried:
+                touched = self._touched(fused, parameter)
+                total += shape.hbm_bytes if touched is None else min(shape.hbm_bytes, touched)
+        root, is_tuple = fused.root, fused.root.opcode == "tuple"
+        parts = [fused[name] for name in root.operands] if is_tuple else [root]
+        shapes = result.elements if is_tuple else [result]
+        for part, shape in zip(parts, shapes, strict=False):
+            if part.name not in carried:
+                written = _written(fused, part)
+                total += min(shape.hbm_bytes, written.bytes) if written else shape.hbm_bytes
+        return total
+
+    def _touched(
+        self,
+        fused: HloComputation,
+        source: HloInstruction | None,
+        depth: int = 0,
+        *,
+        updated: bool = False,
+    ) -> int | None:
+        """Bytes of a fused parameter that slices and in-place updates read; None if all bytes.
+
+        Args:
+            fused: the fusion's computation.
+            source: the parameter, or what it is renamed to; None if it is not known.
+            depth: number of renamings and fusions so far.
+            updated: whether `source` is the parameter after an update in place.
+        """
+        if source is None:
+            return None
+        users = fused.users.get(source.name, ())
+        return _added(self._read_by(fused, source, user, depth, updated) for user in users)
+
+    def _read_by(
+        self,
+        fused: HloComputation,
+        source: HloInstruction,
+        user: HloInstruction,
+        depth: int,
+        updated: bool,
+    ) -> int | None:
+        """Bytes that one user reads; arguments as for `_touched`."""
+        places = [number for number, name in enumerate(user.operands) if name == source.name]
+        if user.opcode in _SLICES and places[0] == 0:
+            return user.shape.bytes
+        if updated and user is fused.root and user.opcode == "tuple":
+            return 0  # it stays where it is
+        if depth >= _DEEPEST:
+            return None
+        if user.opcode == "dynamic-update-slice" and places == [0]:
+            # The rest of it is not read, unless something uses the result.
+            return self._touched(fused, user, depth + 1, updated=True)
+        if _only_renames(user):
+            return self._touched(fused, user, depth + 1, updated=updated)
+        if user.opcode != "fusion" or len(user.callees) != 1:
+            return None
+        nested = self.module[user.callees[0]]
+        inside = (nested.parameters.get(number) for number in places)
+        return _added(self._touched(nested, parameter, depth + 1) for parameter in inside)
 
     @functools.cached_property
     def _cut(self) -> set[str]:
@@ -86,88 +145,13 @@ class Traffic:
         return found
 
 
-def _fusion(
-    module: HloModule,
-    fused: HloComputation,
-    operands: list[Shape],
-    result: Shape,
-    carried: frozenset[str],
-) -> int:
+def _added(sizes: Iterable[int | None]) -> int | None:
+    """Their sum; None if one of them is."""
     total = 0
-    for number, shape in enumerate(operands):
-        parameter = fused.parameters.get(number)
-        if parameter is not None and parameter.name in carried:
-            continue
-        touched = None if parameter is None else _touched(module, fused, parameter)
-        total += shape.hbm_bytes if touched is None else min(shape.hbm_bytes, touched)
-    root = fused.root
-    parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    shapes = list(result.elements) if root.opcode == "tuple" else [result]
-    for part, shape in zip(parts, shapes, strict=False):
-        if part.name in carried:
-            continue
-        written = _written(fused, part)
-        total += min(shape.hbm_bytes, written.bytes) if written else shape.hbm_bytes
-    return total
-
-
-def _touched(
-    module: HloModule,
-    fused: HloComputation,
-    source: HloInstruction,
-    depth: int = 0,
-    *,
-    updated: bool = False,
-) -> int | None:
-    """Bytes of a fused parameter that slices and in-place updates read; None if all bytes.
-
-    Args:
-        module: the program.
-        fused: the fusion's computation.
-        source: the parameter, or what it is renamed to.
-        depth: number of renamings and fusions so far.
-        updated: whether `source` is the parameter after an update in place.
-    """
-    total = 0
-    for user in fused.users.get(source.name, []):
-        read = _read_by(module, fused, source, user, depth, updated)
-        if read is None:
+    for size in sizes:
+        if size is None:
             return None
-        total += read
-    return total
-
-
-def _read_by(
-    module: HloModule,
-    fused: HloComputation,
-    source: HloInstruction,
-    user: HloInstruction,
-    depth: int,
-    updated: bool,
-) -> int | None:
-    """Bytes that one user reads; arguments as for `_touched`."""
-    places = [number for number, name in enumerate(user.operands) if name == source.name]
-    if user.opcode in _SLICES and places[0] == 0:
-        return user.shape.bytes
-    if updated and user is fused.root and user.opcode == "tuple":
-        return 0  # it stays where it is
-    if depth >= _DEEPEST:
-        return None
-    if user.opcode == "dynamic-update-slice" and places == [0]:
-        # The rest of it is not read, unless something uses the result.
-        return _touched(module, fused, user, depth + 1, updated=True)
-    if _only_renames(user):
-        return _touched(module, fused, user, depth + 1, updated=updated)
-    if user.opcode != "fusion" or len(user.callees) != 1:
-        return None
-    nested = module[user.callees[0]]
-    total = 0
-    for number in places:
-        parameter = nested.parameters.get(number)
-        read = None if parameter is None else _touched(module, nested, parameter, depth + 1)
-        if read is None:
-            return None
-        total += read
+        total += size
     return total
 
 

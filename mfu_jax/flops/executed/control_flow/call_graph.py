@@ -23,8 +23,8 @@ from mfu_jax.flops.executed.integers.values import ByDevice, Value
 Environment = tuple[Value, ...]
 
 
-class Instance(NamedTuple):
-    """A computation in an environment that is not empty.
+class Node(NamedTuple):
+    """A computation in an environment.
 
     Attributes:
         name: name of the computation.
@@ -33,22 +33,8 @@ class Instance(NamedTuple):
     """
 
     name: str
-    environment: Environment
+    environment: Environment = ()
     device: int | None = None
-
-
-Node = str | Instance
-"""A computation in one environment: just its name if the environment is empty."""
-
-
-def node_of(name: str, environment: Environment = (), device: int | None = None) -> Node:
-    """A computation in an environment."""
-    return Instance(name, environment, device) if environment else name
-
-
-def name_of(node: Node) -> str:
-    """The computation's name."""
-    return node if isinstance(node, str) else node.name
 
 
 class ResolvedCall(NamedTuple):
@@ -118,7 +104,8 @@ class Callee:
         if device is not None and not self.sites.is_joint:
             inputs = [of_device(value, device) for value in inputs]
             device = None
-        return node_of(self.name, self.sites.environment(inputs), device)
+        environment = self.sites.environment(inputs)
+        return Node(self.name, environment, device if environment else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +242,13 @@ class CallGraph:
     def add(self, name: str) -> None:
         """Adds a computation whose callees have been added."""
         if not self.calls[name]:
-            self.sites[name], self.nodes[name] = NO_CALLS, name
+            self.sites[name], self.nodes[name] = NO_CALLS, Node(name)
             return
         sites = self.sites[name] = self._sites_of(self.module[name])
         if sites.needs:
             self.needing.add(name)
         else:
-            self.nodes[name] = node_of(name, sites.environment(()))
+            self.nodes[name] = Node(name, sites.environment(()))
 
     def entries(self) -> Counter[Node]:
         """The entry as devices run it, with the number that do; 1 if all run the same."""
@@ -271,8 +258,8 @@ class CallGraph:
         sites, devices = self.sites[name], range(self.devices)
         if sites.is_joint:
             environment = sites.environment([ByDevice(tuple(devices))])
-            return Counter(node_of(name, environment, device) for device in devices)
-        nodes = Counter(node_of(name, sites.environment([device])) for device in devices)
+            return Counter(Node(name, environment, device) for device in devices)
+        nodes = Counter(Node(name, sites.environment([device])) for device in devices)
         return nodes if len(nodes) > 1 else Counter(set(nodes))
 
     def _sites_of(self, computation: HloComputation) -> CallSites:

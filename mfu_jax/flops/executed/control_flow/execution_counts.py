@@ -18,13 +18,7 @@ from typing import NamedTuple, Self
 
 from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.executed.control_flow.call_graph import (
-    CallGraph,
-    Instance,
-    Node,
-    ResolvedCall,
-    name_of,
-)
+from mfu_jax.flops.executed.control_flow.call_graph import CallGraph, Node, ResolvedCall
 from mfu_jax.flops.executed.costs.types import ComputationCost, MatmulCost
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 from mfu_jax.flops.scopes import read_scope
@@ -96,15 +90,14 @@ class ExecutionCounter:
 
     def _calls(self, node: Node) -> Sequence[ResolvedCall]:
         """What a computation in an environment runs that depends on it."""
-        sites = self.sites[name_of(node)]
+        sites = self.sites[node.name]
         if not sites.scalars:
             return ()
         if node not in self.resolved:
             values = sites.scalars.initial.copy()
-            _, environment, device = node if isinstance(node, Instance) else Instance(node, ())
-            for register, value in zip(sites.decisions, environment, strict=True):
+            for register, value in zip(sites.decisions, node.environment, strict=True):
                 values[register] = value
-            self.resolved[node] = [site.resolve(values, device) for site in sites.dependent]
+            self.resolved[node] = [site.resolve(values, node.device) for site in sites.dependent]
         return self.resolved[node]
 
     def _total(self, node: Node) -> tuple[int, int]:
@@ -113,8 +106,7 @@ class ExecutionCounter:
         The least and the most, since it may be unknown which branch runs.
         """
         if node not in self.totals:
-            name = name_of(node)
-            parts = [(self.flops[name],) * 2, *map(self._total, self.sites[name].fixed)]
+            parts = [(self.flops[node.name],) * 2, *map(self._total, self.sites[node.name].fixed)]
             for call in self._calls(node):
                 ways = [[n * times for n in self._total(callee)] for callee, times in call.callees]
                 least, most = zip(*ways, strict=True)
@@ -130,7 +122,7 @@ class ExecutionCounter:
         called: list[tuple[ResolvedCall, int, int]] = []
 
         def add(node: Node, runs: int, not_run: int) -> None:
-            nodes = due[name_of(node)]
+            nodes = due[node.name]
             before = nodes.get(node, (0, 0))
             nodes[node] = before[0] + runs, before[1] + not_run
 
@@ -195,11 +187,10 @@ class ExecutionCounter:
         """FLOPs by kind of one run of a computation, callees included."""
         if node in self.kinds:
             return self.kinds[node]
-        name = name_of(node)
         kinds = self.kinds[node] = Counter[WorkKind]()
-        for matmul in self.costs[name].matmuls:
+        for matmul in self.costs[node.name].matmuls:
             kinds[WorkKind.of(matmul)] += matmul.flops
-        callees = [(callee, 1) for callee in self.sites[name].fixed]
+        callees = [(callee, 1) for callee in self.sites[node.name].fixed]
         for call in self._calls(node):
             taken = self._taken(call)
             callees += [each for each in call.callees if taken in (None, each[0])]

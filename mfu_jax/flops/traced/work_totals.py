@@ -108,21 +108,12 @@ class WorkTotals:
             for work, inner_times in branch.taken(rank):
                 yield work, times * inner_times
 
-    def settled(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
-        """FLOPs by kind of the work that is `taken`."""
-        return _summed((work.flops, times) for work, times in self.taken(rank))
-
-    def settled_overhang(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
-        """The same of `overhang`."""
-        return _summed((work.overhang, times) for work, times in self.taken(rank))
-
-
-def _summed(parts: Iterable[tuple[Counter[MatmulKind], int]]) -> Counter[MatmulKind]:
-    total: Counter[MatmulKind] = Counter()
-    for flops, times in parts:
-        for matmul, amount in flops.items():
-            total[matmul] += amount * times
-    return total
+    def settled(self, rank: Callable[[WorkTotals], Any]) -> WorkTotals:
+        """The `flops` and `overhang` of the work that is `taken`."""
+        total = WorkTotals()
+        for work, times in self.taken(rank):
+            total.add(WorkTotals(work.flops, overhang=work.overhang), times)
+        return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,8 +51,8 @@ class SettledWork:
             for number, maker in made_by.items()
             if maker.has_input or self.operands[maker] == "activations"
         }
-        self.flops = totals.settled(self._rank)
-        self.overhang = totals.settled_overhang(self._rank)
+        settled = totals.settled(self._rank)
+        self.flops, self.overhang = settled.flops, settled.overhang
 
     def _rank(self, branch: WorkTotals) -> tuple[int, int]:
         bits = branch.most(lambda matmul, flops: flops * dtype_bits(matmul.dtype))
@@ -71,9 +71,9 @@ class SettledWork:
 
     def _maxtext(self, matmul: MatmulKind, flops: int) -> int:
         kept = self.kept_pairs(matmul)
-        if kept is None:
-            return flops
-        return flops - flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
+        return (
+            flops - flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of) if kept else flops
+        )
 
     def skipped(self) -> dict[MaskConvention, int]:
         """FLOPs saved by masks. Each convention counts its own most expensive branches."""
@@ -89,7 +89,7 @@ class SettledWork:
         """Branches with equal FLOPs that are not the same work, and how often one of them runs."""
         found: Counter[Unaccounted] = Counter()
         for choice, times in self.totals.all_choices().items():
-            branches = [branch.settled(self._rank) for branch in choice.branches]
+            branches = [branch.settled(self._rank).flops for branch in choice.branches]
             costs = {branch.total() for branch in branches}
             differences = list(self._differences(branches)) if len(costs) == 1 else []
             if differences:  # branches with different FLOPs are already listed

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfu_jax.flops.traced.control_flow.iterations import Decided, IterationGroup
 from mfu_jax.flops.traced.integers.evaluation import (
     IntegerEvaluator,
     IntegerValues,
@@ -20,6 +19,32 @@ from mfu_jax.flops.traced.integers.places import ByPlace, at_each, content
 from mfu_jax.flops.traced.jaxprs import Scan, While
 
 _LARGEST_KEY = 4096  # elements; a larger array is compared by identity, not by contents
+
+
+class Decided(NamedTuple):
+    """The known values that settle the decisions in one jaxpr.
+
+    Attributes:
+        key: equal for runs that take the same decisions.
+        values: the known values, by variable.
+    """
+
+    key: tuple[Any, ...] = ()
+    values: Mapping[Any, Known] = {}
+
+
+class IterationGroup(NamedTuple):
+    """Iterations of a loop that take the same decisions.
+
+    Attributes:
+        decided: the decisions.
+        times: number of these iterations.
+        running: whether the loop still runs then; by place if devices leave it at different times.
+    """
+
+    decided: Decided
+    times: int
+    running: Known = True
 
 
 class Decisions:

@@ -15,7 +15,12 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import (
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    InstructionRef,
+)
 from mfu_jax.flops.executed.hlo.shapes import Shape
 
 _BLOCKS = {
@@ -90,24 +95,21 @@ class TpuFactorizations:
             elif read and instruction.opcode in _PASSED_ON:
                 blocks[instruction.name] = read[0]
             elif read:
-                for op_name in self._names(instruction) - op_names:
+                for op_name in self._names(computation, instruction) - op_names:
                     if _primitive(op_name) == _primitive(_op_name(read[0])):
                         found[op_name] += [b for b in read if b not in found[op_name]]
         return found
 
-    def _names(self, instruction: HloInstruction) -> set[str]:
+    def _names(self, computation: HloComputation, instruction: HloInstruction) -> set[str]:
         """The op_names of the matmuls and blocks that an instruction is or contains."""
-        if instruction.opcode != "fusion":
-            return {_op_name(instruction)} if _is_part(instruction) else set()
-        inside = (self.module[name].instructions.values() for name in instruction.callees)
-        return {name for inner in inside for i in inner for name in self._names(i)}
+        return {_op_name(part) for _, part in self._inside(computation, instruction)}
 
     def _expansions(
         self, computation: HloComputation, op_name: str
-    ) -> Iterator[list[tuple[HloComputation, HloInstruction]]]:
+    ) -> Iterator[list[InstructionRef]]:
         """The blocks and matmuls of each expansion of one name."""
         root: dict[str, str] = {}
-        members: dict[str, list[tuple[HloComputation, HloInstruction]]] = defaultdict(list)
+        members: dict[str, list[InstructionRef]] = defaultdict(list)
 
         def find(name: str) -> str:
             while root[name] != name:
@@ -115,7 +117,8 @@ class TpuFactorizations:
             return name
 
         for instruction in computation.instructions.values():
-            inside = list(self._matmuls(computation, instruction, op_name))
+            parts = self._inside(computation, instruction)
+            inside = [(c, part) for c, part in parts if _op_name(part) == op_name]
             operands = [name for name in instruction.operands if name in root]
             is_named = _op_name(instruction) == op_name or bool(inside)
             if not is_named and not (instruction.opcode in _PASSED_ON and operands):
@@ -124,20 +127,20 @@ class TpuFactorizations:
             for operand in operands:
                 root[find(operand)] = find(instruction.name)
             members[instruction.name] = inside
-        together: dict[str, list[tuple[HloComputation, HloInstruction]]] = defaultdict(list)
+        together: dict[str, list[InstructionRef]] = defaultdict(list)
         for name, inside in members.items():
             together[find(name)] += inside
         yield from together.values()
 
-    def _matmuls(
-        self, computation: HloComputation, instruction: HloInstruction, op_name: str
-    ) -> Iterator[tuple[HloComputation, HloInstruction]]:
-        """Blocks and matmuls of this name in an instruction: itself, or its fusion's contents."""
+    def _inside(
+        self, computation: HloComputation, instruction: HloInstruction
+    ) -> Iterator[InstructionRef]:
+        """The blocks and matmuls that an instruction is, or that its fusion contains."""
         if instruction.opcode == "fusion":
             for callee in map(self.module.__getitem__, instruction.callees):
                 for inner in callee.instructions.values():
-                    yield from self._matmuls(callee, inner, op_name)
-        elif _op_name(instruction) == op_name and _is_part(instruction):
+                    yield from self._inside(callee, inner)
+        elif _is_part(instruction):
             yield computation, instruction
 
 
@@ -171,7 +174,7 @@ def _is_part(instruction: HloInstruction) -> bool:
 
 def _counted(
     primitive: str,
-    members: Sequence[tuple[HloComputation, HloInstruction]],
+    members: Sequence[InstructionRef],
     shared: Sequence[HloInstruction] = (),
 ) -> dict[int, FactorizationPart]:
     """The parts of an expansion, counted at its first block; if blocks are shared, at a matmul."""

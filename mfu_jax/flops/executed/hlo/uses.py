@@ -85,12 +85,7 @@ def only_use(module: HloModule, value: Value) -> Use | None:
 def followed(module: HloModule, value: Value, passes: Callable[[Use], bool]) -> Iterator[Use]:
     """All uses of a value, and of the results of those uses that `passes` accepts."""
     queue = [value]
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    for current in queue:  # grows while it is walked
-        key = (id(current.instruction), current.path)
-        if key in seen or len(seen) > _MOST_VISITS:
-            continue
-        seen.add(key)
+    for current in _unseen(queue):
         for use in uses(module, current):
             if isinstance(use, Value):
                 queue.append(use)
@@ -103,17 +98,22 @@ def followed(module: HloModule, value: Value, passes: Callable[[Use], bool]) -> 
 def sources(module: HloModule, value: Value, stops: Callable[[Value], bool]) -> Iterator[Value]:
     """The values that a value is made of, nearest first, up to those at which `stops` is true."""
     queue = [value]
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    for current in queue:
-        key = (id(current.instruction), current.path)
-        if key in seen or len(seen) > _MOST_VISITS:
-            continue
-        seen.add(key)
+    for current in _unseen(queue):
         if current is not value:
             yield current
             if stops(current):
                 continue
         queue += made_of(module, current)
+
+
+def _unseen(queue: list[Value]) -> Iterator[Value]:
+    """Each value once, of a queue that grows while it is walked."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for current in queue:
+        key = (id(current.instruction), current.path)
+        if key not in seen and len(seen) <= _MOST_VISITS:
+            seen.add(key)
+            yield current
 
 
 def made_of(module: HloModule, value: Value) -> Iterator[Value]:

@@ -14,7 +14,6 @@ from mfu_jax.flops.executed.integers.values import (
     IntegerTable,
     Value,
     Wrap,
-    bits_of,
     wrap_of,
 )
 
@@ -79,45 +78,19 @@ RELATIONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def _shift_left(dtype: str) -> Callable[..., int]:
-    bits = bits_of(dtype)
-    return lambda a, b: a << b if 0 <= b < bits else 0
+def _shift_right_arithmetic(bits: int, a: int, b: int) -> int:
+    signed = wrap_of(f"s{bits}")(a) if bits > 1 else a
+    return signed >> (b if 0 <= b < bits else bits - 1)
 
 
-def _shift_right_arithmetic(dtype: str) -> Callable[..., int]:
-    bits = bits_of(dtype)
-    signed = wrap_of(f"s{bits}") if bits > 1 else int
-    return lambda a, b: signed(a) >> (b if 0 <= b < bits else bits - 1)
-
-
-def _shift_right_logical(dtype: str) -> Callable[..., int]:
-    bits = bits_of(dtype)
-    mask = (1 << bits) - 1
-    return lambda a, b: (a & mask) >> b if 0 <= b < bits else 0
-
-
-def _leading_zeros(dtype: str) -> Callable[..., int]:
-    bits = bits_of(dtype)
-    return lambda a: bits - (a & (1 << bits) - 1).bit_length()
-
-
-def _set_bits(dtype: str) -> Callable[..., int]:
-    mask = (1 << bits_of(dtype)) - 1
-    return lambda a: (a & mask).bit_count()
-
-
-def _not(dtype: str) -> Callable[..., int]:
-    return (lambda a: 1 - a) if dtype == "pred" else (lambda a: ~a)
-
-
-# Functions that depend on the number of bits.
-BITWISE: dict[str, Callable[[str], Callable[..., int]]] = {
-    "shift-left": _shift_left,
+# Functions that depend on the number of bits, which comes first.
+BITWISE: dict[str, Callable[..., int]] = {
+    "shift-left": lambda bits, a, b: a << b if 0 <= b < bits else 0,
     "shift-right-arithmetic": _shift_right_arithmetic,
-    "shift-right-logical": _shift_right_logical,
-    "count-leading-zeros": _leading_zeros,
-    "popcnt": _set_bits,
-    "not": _not,
+    "shift-right-logical": lambda bits, a, b: a % (1 << bits) >> b if 0 <= b < bits else 0,
+    "count-leading-zeros": lambda bits, a: bits - (a % (1 << bits)).bit_length(),
+    "popcnt": lambda bits, a: (a % (1 << bits)).bit_count(),
+    "not": lambda bits, a: ~a if bits > 1 else 1 - a,
 }
 
 

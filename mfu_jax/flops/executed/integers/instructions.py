@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape
@@ -81,7 +82,7 @@ def _compile(
         is_same_size = bits_of(source.dtype) == bits_of(shape.dtype)
         return elementwise(int, wrap_of(shape.dtype)) if is_same_size else None
     if opcode in BITWISE:
-        return elementwise(BITWISE[opcode](shape.dtype), wrap_of(shape.dtype))
+        return elementwise(partial(BITWISE[opcode], bits_of(shape.dtype)), wrap_of(shape.dtype))
     if opcode in LAZY:
         return lazy(opcode, shape)
     if opcode == "compare":

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping
 from itertools import compress
 
-from mfu_jax.flops.attention_kernels import BESIDE_KERNELS
 from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.costs.collectives import (
     KINDS,
@@ -27,7 +26,7 @@ from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
 from mfu_jax.flops.executed.formulas.factorizations import Iterations, fft_flops
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.formulas.tiles import TritonTiles
-from mfu_jax.flops.executed.formulas.tpu_factorizations import FactorizationPart, TpuFactorizations
+from mfu_jax.flops.executed.formulas.tpu_factorizations import TpuFactorizations
 from mfu_jax.flops.executed.formulas.vector_matmuls import VectorMatmuls
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import CALLEE_KEYS, HloComputation, HloInstruction, HloModule
@@ -124,35 +123,24 @@ class CostReader:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode)
         has_part = rule or instruction.opcode in _SUMS
-        block = self.tpu_factorizations.part(instruction) if has_part else None
+        block = self.tpu_factorizations.cost(instruction) if has_part else None
         is_iterated = self.iterations.any and self.iterations.contains(instruction)
         if is_iterated and rule not in (None, CostReader._call):
             cost = NOTHING
         elif block is not None:
-            cost = self._tpu_factorization(computation, instruction, block)
+            cost = block
         elif rule is not None:
             cost = rule(self, computation, instruction)
         else:
             cost = NOTHING if instruction.opcode in NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
         traffic = 0 if fused else self.traffic.bytes(computation, instruction)
-        part = self.vector_matmuls.part(computation, instruction)
-        if part is None or is_iterated:
-            if not (elementwise or traffic):
-                return cost
-            return InstructionCost(*cost[:5], elementwise, traffic)
-        beside = BESIDE_KERNELS in instruction.op_name
-        matmul = MatmulCost(
-            instruction,
-            part.flops,
-            part.dtype,
-            is_attention=beside,
-            is_vector=True,
-            passes=part.passes,
-        )
-        return InstructionCost(
-            matmul=matmul if part.flops else None, hbm_bytes=traffic, vector_xla=elementwise
-        )
+        part = self.vector_matmuls.cost(computation, instruction)
+        if part is not None and not is_iterated:
+            return part._replace(hbm_bytes=traffic, vector_xla=elementwise)
+        if not (elementwise or traffic):
+            return cost
+        return InstructionCost(*cost[:5], elementwise, traffic)
 
     def _matmul(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         flops = MATMULS[instruction.opcode.removesuffix("-start")](computation, instruction)
@@ -176,14 +164,11 @@ class CostReader:
         iterated = self.iterations.at(instruction)
         if iterated is None:
             return ONLY_CALLS
-        name, flops, dtype = iterated
         note = (
-            f"{name} {instruction.op_name}: iterates until it converges; counted by the textbook, "
-            "and its other instructions once"
+            f"{iterated.kernel} {instruction.op_name}: iterates until it converges; counted by the "
+            "textbook, and its other instructions once"
         )
-        return InstructionCost(
-            MatmulCost(instruction, flops, dtype, kernel=name), is_call=True, note=note
-        )
+        return InstructionCost(iterated, is_call=True, note=note)
 
     def given_trip_count(self, instruction: HloInstruction) -> int | None:
         """Iterations that the user gave for a ``while``, if any."""
@@ -205,24 +190,6 @@ class CostReader:
         dtype = computation.operand(instruction, 0).shape.dtype
         flops = fft_flops(computation, instruction)
         return InstructionCost(MatmulCost(instruction, flops, dtype, kernel="fft"))
-
-    def _tpu_factorization(
-        self, computation: HloComputation, instruction: HloInstruction, part: FactorizationPart
-    ) -> InstructionCost:
-        if part.flops is None:
-            reason = "the sizes of its blocks do not say the matrix's"
-            return InstructionCost(unaccounted=unaccounted(instruction, part.name, reason))
-        if not part.flops:
-            return NOTHING
-        return InstructionCost(
-            MatmulCost(
-                instruction,
-                part.flops,
-                computation.operand(instruction, 0).shape.dtype,
-                kernel=part.name,
-                seen_by_xla=part.seen_by_xla,
-            )
-        )
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         if instruction.runs_on_host and instruction.callees:

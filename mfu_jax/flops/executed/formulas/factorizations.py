@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from mfu_jax.flops.executed.costs.types import MatmulCost
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape
@@ -29,20 +29,6 @@ def fft_flops(computation: HloComputation, instruction: HloInstruction) -> int:
     return signal.size // max(1, points) * textbook.fft(max(1, points), is_real=is_real)
 
 
-class Iterated(NamedTuple):
-    """One decomposition.
-
-    Attributes:
-        name: name of the primitive.
-        flops: FLOPs by the textbook formula.
-        dtype: dtype of the matrix.
-    """
-
-    name: str
-    flops: int
-    dtype: str
-
-
 class Iterations:
     """Finds the decompositions of a program that iterate.
 
@@ -51,7 +37,7 @@ class Iterations:
     """
 
     def __init__(self, module: HloModule) -> None:
-        self._outermost: Mapping[int, Iterated] = {}
+        self._outermost: Mapping[int, MatmulCost] = {}
         loops = [loop for _, loop in module.with_opcode("while") if _marked(loop)]
         names = {_function(loop.op_name) for loop in loops}
         nested = {a for a in names for b in names if a.startswith(f"{b}/")}
@@ -70,8 +56,8 @@ class Iterations:
         """Whether an instruction is part of such a decomposition."""
         return self.any and instruction.op_name.startswith(self._inside)
 
-    def at(self, loop: HloInstruction) -> Iterated | None:
-        """The decomposition of which a ``while`` is the outermost loop."""
+    def at(self, loop: HloInstruction) -> MatmulCost | None:
+        """The FLOPs of the decomposition of which a ``while`` is the outermost loop."""
         return self._outermost.get(id(loop)) if self.contains(loop) else None
 
 
@@ -88,33 +74,34 @@ def _function(op_name: str) -> str:
     return op_name
 
 
-def _iterated(loop: HloInstruction) -> Iterated | None:
+def _iterated(loop: HloInstruction) -> MatmulCost | None:
     """Read from the arrays in the outermost loop's state; None if they do not give the sizes."""
     arrays = [shape for shape in loop.shape.leaves() if shape.dtype[0] in "fbc"]
     rank = max((len(shape.dims) for shape in arrays), default=0)
     matrices = [shape for shape in arrays if len(shape.dims) == rank]
     if rank < 2:
         return None
-    if _EIGH in loop.op_name.split("/"):
-        return _eigh(max(matrices, key=lambda shape: shape.size))
-    return _svd(arrays, matrices)
+    largest, smallest = (of(matrices, key=lambda shape: shape.size) for of in (max, min))
+    is_eigh = _EIGH in loop.op_name.split("/")
+    flops = _eigh(largest) if is_eigh else _svd(arrays, largest, smallest)
+    if flops is None:
+        return None
+    flops *= textbook.real_products(largest.dtype)
+    return MatmulCost(loop, flops, largest.dtype, kernel="eigh" if is_eigh else "svd")
 
 
-def _eigh(matrix: Shape) -> Iterated | None:
+def _eigh(matrix: Shape) -> int | None:
     *batch, rows, columns = matrix.dims
     if rows != columns:
         return None
-    flops = math.prod(batch) * textbook.symmetric_eigenvectors(rows)
-    return Iterated("eigh", textbook.real_products(matrix.dtype) * flops, matrix.dtype)
+    return math.prod(batch) * textbook.symmetric_eigenvectors(rows)
 
 
-def _svd(arrays: list[Shape], matrices: list[Shape]) -> Iterated | None:
+def _svd(arrays: list[Shape], largest: Shape, smallest: Shape) -> int | None:
     """The state has U [m, n], or [m, m] if it is full, the values [n], and V [n, n]."""
-    largest, smallest = (of(matrices, key=lambda shape: shape.size) for of in (max, min))
     *batch, n, columns = smallest.dims
     *_, m, width = largest.dims
     values = {shape.dims[-1] for shape in arrays if len(shape.dims) == len(batch) + 1}
     if n != columns or values != {n} or width not in (m, n):
         return None
-    flops = math.prod(batch) * textbook.svd(m, n, values_only=False, full=width == m != n)
-    return Iterated("svd", textbook.real_products(largest.dtype) * flops, largest.dtype)
+    return math.prod(batch) * textbook.svd(m, n, values_only=False, full=width == m != n)

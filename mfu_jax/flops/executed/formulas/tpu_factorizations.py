@@ -11,8 +11,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
+from mfu_jax.flops.executed.costs.types import (
+    NOTHING,
+    InstructionCost,
+    MatmulCost,
+    unaccounted,
+)
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS
 from mfu_jax.flops.executed.hlo.module import (
@@ -39,37 +44,26 @@ _WINDOW = re.compile(r"size=([\dx]+)")
 _PASSED_ON = frozenset("get-tuple-element bitcast tuple copy copy-start copy-done".split())
 
 
-class FactorizationPart(NamedTuple):
-    """The part of an expansion that is counted at one instruction.
-
-    Attributes:
-        name: the primitive.
-        flops: textbook FLOPs at the first block, 0 elsewhere; None if its size is unknown.
-        seen_by_xla: FLOPs of all the expansion's matmuls, at its first block.
-    """
-
-    name: str
-    flops: int | None = 0
-    seen_by_xla: int = 0
-
-
 class TpuFactorizations:
     """Finds the expanded factorisations of a program."""
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
 
-    def part(self, instruction: HloInstruction) -> FactorizationPart | None:
-        """The part of an expansion counted at an instruction; None if it belongs to none."""
+    def cost(self, instruction: HloInstruction) -> InstructionCost | None:
+        """What is counted of an expansion at an instruction; None if it belongs to none.
+
+        The textbook's FLOPs at the first block, nothing elsewhere.
+        """
         return self._parts.get(id(instruction))
 
     @functools.cached_property
-    def _parts(self) -> Mapping[int, FactorizationPart]:
+    def _parts(self) -> Mapping[int, InstructionCost]:
         names: dict[str, set[str]] = defaultdict(set)  # by computation with blocks
         for computation, instruction in self.module.with_opcode("custom-call"):
             if _is_block(instruction):
                 names[computation.name].add(_op_name(instruction))
-        parts: dict[int, FactorizationPart] = {}
+        parts: dict[int, InstructionCost] = {}
         for name, op_names in names.items():
             for op_name in op_names:
                 for members in self._expansions(self.module[name], op_name):
@@ -176,8 +170,8 @@ def _counted(
     primitive: str,
     members: Sequence[InstructionRef],
     shared: Sequence[HloInstruction] = (),
-) -> dict[int, FactorizationPart]:
-    """The parts of an expansion, counted at its first block; if blocks are shared, at a matmul."""
+) -> dict[int, InstructionCost]:
+    """The costs of an expansion, counted at its first block; if blocks are shared, at a matmul."""
     blocks = [i for _, i in members if _is_block(i)] or list(shared)
     if not blocks or not members:
         return {}
@@ -193,9 +187,16 @@ def _counted(
     flops = _RULES[primitive](shapes, matmuls)
     if flops is not None and is_complex:
         flops *= textbook.real_products("c64")
-    counted = {id(i): FactorizationPart(primitive) for _, i in members}
-    first = members[0][1] if shared else blocks[0]
-    return counted | {id(first): FactorizationPart(primitive, flops, seen)}
+    counted = {id(i): NOTHING for _, i in members}
+    computation, first = next((c, i) for c, i in members if shared or i is blocks[0])
+    if flops is None:
+        reason = "the sizes of its blocks do not say the matrix's"
+        counted[id(first)] = InstructionCost(unaccounted=unaccounted(first, primitive, reason))
+    elif flops:
+        dtype = computation.operand(first, 0).shape.dtype
+        matmul = MatmulCost(first, flops, dtype, kernel=primitive, seen_by_xla=seen)
+        counted[id(first)] = InstructionCost(matmul)
+    return counted
 
 
 def _has_two_parts(block: HloInstruction) -> bool:

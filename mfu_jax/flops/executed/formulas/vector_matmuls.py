@@ -12,9 +12,10 @@ operand: that multiplication also has the matmul's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence, Set
 
+from mfu_jax.flops.attention_kernels import BESIDE_KERNELS
+from mfu_jax.flops.executed.costs.types import NOTHING, InstructionCost, MatmulCost
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
@@ -39,44 +40,32 @@ _MATMULS = frozenset({"multiply", "dot", "convolution"})
 _MAX_STEPS = 32
 
 
-class VectorPart(NamedTuple):
-    """The part of such a matmul that one instruction does.
-
-    Attributes:
-        flops: 2·m·n·k at the instruction that has the matmul's name; 0 at the other one.
-        dtype: dtype of the operands, before XLA widens them to multiply.
-        passes: how many products make up one, such as ``bf16_x3``; empty for one.
-    """
-
-    flops: int
-    dtype: str
-    passes: str = ""
-
-
-_OTHER = VectorPart(0, "")
-
-
 class VectorMatmuls:
     """Finds the multiplications and sums of a program that are matmuls."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
-        self._parts: dict[str, Mapping[int, VectorPart]] = {}
+        self._parts: dict[str, Mapping[int, InstructionCost]] = {}
 
-    def part(self, computation: HloComputation, instruction: HloInstruction) -> VectorPart | None:
-        """The part of a matmul that an instruction does; None if it belongs to none."""
+    def cost(
+        self, computation: HloComputation, instruction: HloInstruction
+    ) -> InstructionCost | None:
+        """What an instruction costs that does a part of a matmul; None if it belongs to none."""
         if instruction.opcode not in _PARTS:
             return None
         return self.parts(computation).get(id(instruction))
 
-    def parts(self, computation: HloComputation) -> Mapping[int, VectorPart]:
-        """The parts of matmuls in a computation, by ``id`` of the instruction."""
+    def parts(self, computation: HloComputation) -> Mapping[int, InstructionCost]:
+        """The costs of the parts of matmuls in a computation, by ``id`` of the instruction.
+
+        The one that has the matmul's name has all of it, 2·m·n·k.
+        """
         if computation.name not in self._parts:
             self._parts[computation.name] = self._find(computation)
         return self._parts[computation.name]
 
-    def _find(self, computation: HloComputation) -> Mapping[int, VectorPart]:
-        parts: dict[int, VectorPart] = {}
+    def _find(self, computation: HloComputation) -> Mapping[int, InstructionCost]:
+        parts: dict[int, InstructionCost] = {}
         named = [
             i
             for i in computation.instructions.values()
@@ -88,29 +77,45 @@ class VectorMatmuls:
             frame = self.dataflow.frame_in_fusions(computation)
             if instruction.opcode == "multiply":
                 if not (_is_address(instruction) or _is_factor(computation, instruction)):
-                    parts[id(instruction)] = self._product(frame, instruction, instruction)
+                    parts[id(instruction)] = self._matmul(instruction, [(frame, instruction)])
             elif found := self._summed(frame, instruction):
-                parts[id(instruction)] = _OTHER
+                parts[id(instruction)] = NOTHING
                 unnamed = [place for place in found if not _is_named(place[1])]
                 if unnamed and all(id(product) not in parts for _, product in found):
-                    part = self._product(*unnamed[0], instruction)
-                    if len(unnamed) > 1:
-                        part = part._replace(passes=f"{part.dtype}_x{len(unnamed)}")
-                    parts[id(instruction)] = part
-                    parts |= {id(product): _OTHER for _, product in unnamed}
+                    parts[id(instruction)] = self._matmul(instruction, unnamed)
+                    parts |= {id(product): NOTHING for _, product in unnamed}
         for product, factor in _misnamed_outer_products(computation):
             if id(product) not in parts:
                 frame = self.dataflow.frame_in_fusions(computation)
-                parts[id(product)] = self._product(frame, product, factor)
+                parts[id(product)] = self._matmul(product, [(frame, product)], factor)
         return parts
 
-    def _product(self, frame: Frame, multiply: HloInstruction, named: HloInstruction) -> VectorPart:
-        """The matmul that a multiplication does; `named` has its name: that one, or its sum."""
-        shape = multiply.shape
+    def _matmul(
+        self,
+        at: HloInstruction,
+        products: Sequence[FramedInstruction],
+        named: HloInstruction | None = None,
+    ) -> InstructionCost:
+        """The matmul that multiplications do, several in passes such as ``bf16_x3``.
+
+        Args:
+            at: the instruction that it is counted at.
+            products: the multiplications.
+            named: the instruction that has the matmul's name; by default `at`.
+        """
+        (frame, multiply), *others = products
         operands = [frame.computation.operand(multiply, i) for i in (0, 1)]
         # XLA may keep an operand wide if it is computed in the same fusion.
-        dtype = min((self._dtype(frame, o, named) for o in operands), key=dtype_bits)
-        return VectorPart(flops_per_multiply_add(shape.dtype) * shape.size, dtype)
+        dtype = min((self._dtype(frame, o, named or at) for o in operands), key=dtype_bits)
+        matmul = MatmulCost(
+            at,
+            flops_per_multiply_add(multiply.shape.dtype) * multiply.shape.size,
+            dtype,
+            is_attention=BESIDE_KERNELS in at.op_name,
+            is_vector=True,
+            passes=f"{dtype}_x{len(products)}" if others else "",
+        )
+        return InstructionCost(matmul if matmul.flops else None)
 
     def _summed(self, frame: Frame, reduce: HloInstruction) -> list[FramedInstruction]:
         """The multiplications whose results a reduce adds up: several if it runs in passes."""

@@ -133,7 +133,7 @@ class ProgramCounter:
         self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()
         graph = CallGraph(
-            module,
+            reader.dataflow,
             calls={name: cost.calls for name, cost in self.costs.items()},
             given_trip_count=reader.given_trip_count,
             full_module=reader.constants,

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.control_flow.evaluation import Evaluation, StepLimitError
 from mfu_jax.flops.executed.control_flow.loops import Loop, LoopRun, stated_trip_count
 from mfu_jax.flops.executed.control_flow.scalar_programs import ScalarProgram
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.value_refs import DEVICE_ID, ParameterRef, TuplePath
 from mfu_jax.flops.executed.integers.by_device import among, of_device
@@ -115,15 +116,12 @@ class CallSite:
     Attributes:
         instruction: the call.
         callees: what it runs.
+        reads: the registers that `resolve` reads.
     """
 
     instruction: HloInstruction
     callees: list[Callee]
-
-    @property
-    def reads(self) -> Iterable[int]:
-        """The registers that `resolve` reads."""
-        return [i for callee in self.callees for i in callee.at]
+    reads: list[int]
 
     @property
     def is_joint(self) -> bool:
@@ -141,17 +139,12 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class BranchCall(CallSite):
-    """A conditional, whose callees are its branches."""
+    """A conditional, whose callees are its branches; it first reads what chooses one."""
 
     chosen_by: HloInstruction
-    register: int
-
-    @property
-    def reads(self) -> Iterable[int]:
-        return [self.register, *(i for branch in self.callees for i in branch.at)]
 
     def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
-        choices = values[self.register]
+        choices = values[self.reads[0]]
         chosen = self._branch(of_device(choices, device))
         if chosen is None:
             nodes = [(branch.node(values, device), 1) for branch in self.callees]
@@ -167,14 +160,9 @@ class BranchCall(CallSite):
 
 @dataclass(frozen=True, slots=True)
 class LoopCall(CallSite):
-    """A loop, whose callees are its body and its condition; they read its state."""
+    """A loop, whose callees are its body and its condition; it reads the state before it."""
 
     loop: Loop
-    state: list[int]  # registers of the state before the loop
-
-    @property
-    def reads(self) -> Iterable[int]:
-        return self.state
 
     @property
     def is_joint(self) -> bool:
@@ -182,7 +170,7 @@ class LoopCall(CallSite):
         return inside or self.loop.is_joint
 
     def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
-        initial = tuple([values[register] for register in self.state])
+        initial = tuple([values[register] for register in self.reads])
         if device is not None and self.is_joint:
             return self._resolved(self.loop.run_jointly(initial)[device], device)
         initial = tuple([of_device(value, device) for value in initial])
@@ -213,7 +201,7 @@ class CallGraph:
     """The calls of a program's computations, added callees before callers.
 
     Args:
-        module: the program.
+        dataflow: of the program.
         calls: the calls of each computation.
         given_trip_count: returns the trip count that the user gave for a ``while``, or None.
         full_module: returns the program with its large constants written out, or None.
@@ -221,18 +209,18 @@ class CallGraph:
 
     def __init__(
         self,
-        module: HloModule,
+        dataflow: Dataflow,
         calls: Mapping[str, Sequence[HloInstruction]],
         *,
         given_trip_count: Callable[[HloInstruction], int | None],
         full_module: Callable[[], HloModule | None],
     ) -> None:
-        self.module = module
+        self.module = module = dataflow.module
         self.calls = calls
         self.given_trip_count = given_trip_count
         self.devices, device_opcode = _devices(module)
         graph = weakref.proxy(self)
-        self.evaluation = Evaluation(module, full_module, graph, self.devices, device_opcode)
+        self.evaluation = Evaluation(dataflow, full_module, graph, self.devices, device_opcode)
         self.branches: dict[tuple[str, TuplePath], tuple[ScalarProgram, int]] = {}
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
@@ -305,12 +293,14 @@ class CallGraph:
                 Callee(name, sites, [loop.at[parameter.path] for parameter in sites.needs])
                 for name, sites in called
             ]
-            return LoopCall(call, callees, loop, starts)
+            return LoopCall(call, callees, starts, loop)
         if call.opcode == "conditional":
             chosen_by = computation.operand(call, 0)
             branches = [callee(name, 1 + i) for i, name in enumerate(call.callees)]
-            return BranchCall(call, branches, chosen_by, scalars.register(chosen_by))
-        return CallSite(call, [callee(name) for name in call.callees])
+            reads = [scalars.register(chosen_by), *(i for branch in branches for i in branch.at)]
+            return BranchCall(call, branches, reads, chosen_by)
+        callees = [callee(name) for name in call.callees]
+        return CallSite(call, callees, [i for callee in callees for i in callee.at])
 
     def loop(self, instruction: HloInstruction, wanted: tuple[TuplePath, ...]) -> Loop:
         """The part of a ``while`` that the wanted paths of its state depend on; made once."""

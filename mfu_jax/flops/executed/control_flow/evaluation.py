@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.text import ELIDED, ELLIPSIS
 from mfu_jax.flops.executed.integers.instructions import constant_text
@@ -27,7 +28,7 @@ class Evaluation:
     """What the scalar programs of one HLO program share.
 
     Attributes:
-        module: the program.
+        dataflow: of the program.
         full_module: returns the program with its large constants written out, or None.
         graph: makes the programs of loops and branches. It is a weak reference: it refers back to
             this, and a counted program must not wait for the garbage collector.
@@ -38,7 +39,7 @@ class Evaluation:
         limited: whether a loop was too long to simulate.
     """
 
-    module: HloModule
+    dataflow: Dataflow
     full_module: Callable[[], HloModule | None]
     graph: CallGraph
     devices: int = 1

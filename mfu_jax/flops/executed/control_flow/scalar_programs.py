@@ -96,7 +96,6 @@ class ScalarProgram:
         self.is_joint = False
         self._joint_runs: dict[tuple[Value, ...], list[Value]] = {}
         self._registers: dict[RefKey, int] = {}
-        self._frames: dict[tuple[int, str], Frame] = {}
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         """The values of all registers, given values of `inputs`.
@@ -271,12 +270,10 @@ class ScalarProgram:
 
     def _inside(self, frame: Frame, call: HloInstruction, path: TuplePath) -> ValueRef:
         """The result of the computation that a fusion or call runs."""
-        key = (id(frame), call.name)
-        if key not in self._frames:
-            if len(call.callees) != 1:
-                raise call.error(f"{call.opcode} without its computation")
-            self._frames[key] = Frame(self.evaluation.module[call.callees[0]], frame, call)
-        inner = self._frames[key]
+        try:
+            inner = self.evaluation.dataflow.enter(frame, call)
+        except UnknownValueError:
+            raise call.error(f"{call.opcode} without its computation") from None
         return ValueRef(inner, inner.computation.root, path)
 
     def _done(self, ref: ValueRef, shape: Shape) -> _Sources:
@@ -304,7 +301,9 @@ class ScalarProgram:
         sent_shape = sent.shape()
         if sent_shape is None or not is_small_integer(sent_shape):
             return _NOT_KNOWN
-        compute = compile_collective(evaluation.module, instruction, opcode, sent_shape, shape)
+        compute = compile_collective(
+            evaluation.dataflow.module, instruction, opcode, sent_shape, shape
+        )
         if compute is None:
             return _NOT_KNOWN
         number = ValueRef(ref.frame, instruction, DEVICE_ID)
@@ -317,7 +316,7 @@ class ScalarProgram:
     def _computed(self, ref: ValueRef, opcode: str, shape: Shape) -> _Sources:
         instruction, computation = ref.instruction, ref.frame.computation
         compute = compile_instruction(
-            self.evaluation.module, computation, instruction, opcode, shape
+            self.evaluation.dataflow.module, computation, instruction, opcode, shape
         )
         if compute is None:
             return _NOT_KNOWN

@@ -129,26 +129,16 @@ def _matmul_shape(
     if matmul.instruction.opcode.startswith("convolution"):
         return _convolution_shape(matmul.instruction, result, max(k, 1))
     # A dot's result has the batch dimensions, then those of the left operand, then of the right.
-    dims = result.dims
-    batch = len(matmul.instruction.integers("lhs_batch_dims"))
-    contracted = len(matmul.instruction.integers("lhs_contracting_dims"))
-    left = _operand_rank(computation, inside, matmul.instruction) - contracted
+    dims, batch, left = result.dims, len(matmul.instruction.integers("lhs_batch_dims")), 0
+    if matmul.instruction.attribute("lhs_contracting_dims"):
+        name = matmul.instruction.operand(0)
+        lhs = next((i for i in inside if i.name == name), None) or computation[name]
+        left = len(lhs.shape.dims) - len(matmul.instruction.integers("lhs_contracting_dims"))
     if matmul.instruction.opcode.startswith("custom-call") or left < batch:
         batch, left = len(dims) - 2, len(dims) - 1  # a library call's result is a matrix
     return MatmulShape(
         math.prod(dims[:batch]), math.prod(dims[batch:left]), math.prod(dims[left:]), max(k, 1)
     )
-
-
-def _operand_rank(
-    computation: HloComputation, inside: Sequence[HloInstruction], instruction: HloInstruction
-) -> int:
-    """Dimensions of the left operand; 0 if the text does not say which are contracted."""
-    if not instruction.attribute("lhs_contracting_dims"):
-        return 0
-    name = instruction.operand(0)
-    found = next((i for i in inside if i.name == name), None) or computation[name]
-    return len(found.shape.dims)
 
 
 def _convolution_shape(instruction: HloInstruction, result: Shape, k: int) -> MatmulShape | None:

@@ -229,14 +229,8 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
                 by_mask[kept.label] += amount
     unknown = totals.unaccounted + work.differing_branches()
     return TracedCount(
-        forward=phases.get("forward", 0) + phases.get("evaluation", 0),
-        evaluation=phases.get("evaluation", 0),
-        backward=phases.get("backward", 0),
-        rematerialized=phases.get("rematerialized", 0),
-        optimizer=phases.get("optimizer", 0),
-        other=phases.get("other", 0),
-        weights=by_operands.get("weights", 0),
-        activations=by_operands.get("activations", 0),
+        **{**phases, "forward": phases.get("forward", 0) + phases.get("evaluation", 0)},
+        **by_operands,
         by_scope=split(model, lambda matmul: matmul.scope),
         by_dtype=split(model, lambda matmul: matmul.dtype),
         by_operation=split(model, lambda m: operation(m.phase, m.scope, m.primitive)),

@@ -459,15 +459,11 @@ def _compare(name: str, a: Pattern | None, b: Pattern | None) -> Pattern | None:
     if a.kind in ("sign", "remainder", "quotient"):
         return _compare_division(name, a, b)
     if a.kind == "distance" and number is not None:
-        nearest, farthest = number - a.offset, -number - a.offset  # for |d + offset| vs number
-        if name in ("le", "gt"):
-            band = Band(math.ceil(farthest), math.floor(nearest))
-        elif name in ("lt", "ge"):
-            band = Band(math.floor(farthest) + 1, math.ceil(nearest) - 1)
-        else:
-            return None
-        inside = _with_first_positive(Pattern("keeps", a.terms, band=band))
-        return inside if name in ("lt", "le") else _inverted(inside)
+        if name in ("gt", "ge"):
+            return _inverted(_compare("le" if name == "gt" else "lt", a, b))
+        place, least = dataclasses.replace(a, kind="positions"), of_constant(-number)
+        sides = _compare(name, place, b), _compare(_COMPARISONS[name], place, least)
+        return meet(*sides) if name in ("lt", "le") else None
     difference = _sum(a, b, -1)
     if difference is None or not _is_difference(difference):
         return None

@@ -27,7 +27,7 @@ from mfu_jax.flops.traced.integers.evaluation import trip_count
 from mfu_jax.flops.traced.integers.known_values import constant, scalar
 from mfu_jax.flops.traced.jaxprs import (
     MESH_KERNELS,
-    inner_jaxprs,
+    bodies,
     interpret,
     is_call,
     operand_dtype,
@@ -168,9 +168,9 @@ class JaxprCounter:
             return self._matmul(eqn, values, stack, totals)
         if name in _HANDLERS:
             return _HANDLERS[name](self, eqn, values, stack, totals)
-        inner = inner_jaxprs(eqn.params)
+        inner = bodies(eqn)
         if is_call(eqn):
-            ((jaxpr,),) = inner.values()
+            (jaxpr,) = inner
             results, body = self.walk(jaxpr, values, stack)
             totals.add(body)
             if len(results) == len(eqn.outvars):
@@ -179,7 +179,7 @@ class JaxprCounter:
             return [join(values)] * len(eqn.outvars)  # run_state returns its references' values
         everything = join(values)
         if inner and name not in mask_patterns.CUTS:
-            self._unknown_call(eqn, inner, everything, stack, totals)
+            self._unknown_call(eqn, everything, stack, totals)
         elif name not in FREE:
             totals.unaccounted[
                 unaccounted(eqn, stack, "this primitive has no known cost; add it with "
@@ -288,16 +288,9 @@ class JaxprCounter:
         totals.add(body)
         return results
 
-    def _unknown_call(
-        self,
-        eqn: Any,
-        inner: dict[str, tuple[Any, ...]],
-        value: AbstractValue,
-        stack: str,
-        totals: WorkTotals,
-    ) -> None:
+    def _unknown_call(self, eqn: Any, value: AbstractValue, stack: str, totals: WorkTotals) -> None:
         body = WorkTotals()
-        for jaxpr in (j for jaxprs in inner.values() for j in jaxprs):
+        for jaxpr in bodies(eqn):
             body.add(self.walk(jaxpr, [value] * len(jaxpr.invars), stack)[1])
         if body.total or body.unaccounted:
             totals.add(body)

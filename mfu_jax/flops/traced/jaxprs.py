@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from mfu_jax.util.jax_internals import Literal, open_jaxpr, scan_groups
@@ -98,6 +98,19 @@ def inner_jaxprs(params: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         if jaxprs:
             found[name] = jaxprs
     return found
+
+
+def bodies(eqn: Any) -> list[Any]:
+    """All (opened) jaxprs in an equation's parameters."""
+    return [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr, and those inside them."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in bodies(eqn):
+            yield from equations(inner)
 
 
 def is_call(eqn: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
-from mfu_jax.flops.traced.jaxprs import MESH_KERNELS, inner_jaxprs
+from mfu_jax.flops.traced.jaxprs import MESH_KERNELS, bodies
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.util.jax_internals import Primitive, primitives
 
@@ -39,7 +39,7 @@ def has_work(eqn: Any, memo: dict[int, tuple[Any, bool]]) -> bool:
     name = eqn.primitive.name
     if name in RULES or name in BY_PRIMITIVE or name == "pallas_call" or name in MESH_KERNELS:
         return True
-    inner = [j for jaxprs in inner_jaxprs(eqn.params).values() for j in jaxprs]
+    inner = bodies(eqn)
     for jaxpr in inner:
         if id(jaxpr) not in memo:
             memo[id(jaxpr)] = jaxpr, any(has_work(each, memo) for each in jaxpr.eqns)

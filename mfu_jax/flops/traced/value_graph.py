@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced.jaxprs import inner_jaxprs, interpret, stack_below
+from mfu_jax.flops.traced.jaxprs import bodies, inner_jaxprs, interpret, stack_below
 from mfu_jax.flops.undifferentiated import ProgramValue
 from mfu_jax.util.jax_internals import open_jaxpr, scan_groups
 
@@ -71,7 +71,7 @@ class _ValueGraphBuilder:
                 self.add(tuple(results), v.aval, is_moved=True)
                 for v, *results in zip(eqn.outvars, *branches, strict=True)
             ]
-        jaxprs = [jaxpr for of_name in inner.values() for jaxpr in of_name]
+        jaxprs = bodies(eqn)
         if name in ("linear_solve", "custom_linear_solve"):
             jaxprs = [open_jaxpr(eqn.params["jaxprs"].solve)]  # the other jaxprs are for gradients
         if len(jaxprs) == 1 and len(jaxprs[0].invars) == len(given):
@@ -85,8 +85,7 @@ class _ValueGraphBuilder:
         """Values of a jaxpr with unknown inputs: each is computed from all of `given`."""
         values = []
         for eqn in jaxpr.eqns:
-            jaxprs = [j for of_name in inner_jaxprs(eqn.params).values() for j in of_name]
-            if jaxprs and eqn.primitive.name not in self.matmuls:
+            if (jaxprs := bodies(eqn)) and eqn.primitive.name not in self.matmuls:
                 values += [i for inner in jaxprs for i in self._opaque(inner, given, stack)]
             else:
                 values += self._plain(eqn, given, f"{stack}/{eqn.source_info.name_stack}")

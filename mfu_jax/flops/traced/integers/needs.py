@@ -20,8 +20,8 @@ from mfu_jax.flops.traced.jaxprs import (
     Scan,
     Shards,
     While,
+    bodies,
     first_array,
-    inner_jaxprs,
     inner_of,
 )
 from mfu_jax.flops.traced.primitive_kinds import has_work
@@ -171,7 +171,7 @@ class Needs:
         inner = inner_of(eqn)
         if inner is not None:
             return self._inner(inner, (), True)
-        jaxprs = [j for group in inner_jaxprs(eqn.params).values() for j in group]
+        jaxprs = bodies(eqn)
         if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(eqn.invars):
             return ()
         return self.of(jaxprs[0], decides=True).inputs

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
-from mfu_jax.flops.traced.jaxprs import inner_jaxprs
+from mfu_jax.flops.traced.jaxprs import equations
 from mfu_jax.util.jax_internals import array_of_block
 
 Extent = Any  # elements of a dimension, an int or one per program
@@ -259,11 +259,8 @@ def _is_slice(index: Any) -> bool:
 
 def copies_parts(jaxpr: Any) -> bool:
     """Whether a body copies parts of arrays whose length depends on where they are."""
-    return any(
-        (eqn.primitive.name == "dma_start" and not all(_has_fixed_lengths(eqn)))
-        or any(copies_parts(j) for js in inner_jaxprs(eqn.params).values() for j in js)
-        for eqn in jaxpr.eqns
-    )
+    copies = (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "dma_start")
+    return not all(all(_has_fixed_lengths(eqn)) for eqn in copies)
 
 
 def _has_fixed_lengths(eqn: Any) -> Iterator[bool]:

@@ -22,6 +22,8 @@ from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known, sca
 from mfu_jax.flops.traced.jaxprs import (
     MESH_KERNELS,
     While,
+    bodies,
+    equations,
     inner_jaxprs,
     interpret,
     operand_dtype,
@@ -182,8 +184,7 @@ def mesh_kernel_cost(
         attention: which attention kernel it is; None if it is not one.
     """
     exact, unskipped = (_KernelPrograms((), (), trip_count, skips=skips) for skips in (True, False))
-    bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
-    for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
+    for jaxpr, mesh in zip(bodies(eqn), meshes(eqn.params), strict=True):
         grid = tuple(mesh.values())
         for total in (exact, unskipped) if attention else (exact,):
             axes = tuple(range(len(grid)))
@@ -191,10 +192,7 @@ def mesh_kernel_cost(
             run.named = {name: run.position(axis) for axis, name in enumerate(mesh)}
             run.overhangs = copies_parts(jaxpr)
             run.scoped(jaxpr, operands, np.ones(grid, np.int64))
-            total.flops.update(run.flops)
-            total.needed.update(run.needed)
-            total.unknown |= run.unknown
-            total.bounds |= run.bounds
+            total.accept(run)
     name, all_pairs = str(eqn.params.get("name") or "kernel"), unskipped.needed
     if attention:
         all_pairs = _of_first_dtype(all_pairs, flops_of_all_pairs(eqn, attention))
@@ -330,8 +328,7 @@ class _KernelPrograms:
         if name in MESH_KERNELS:
             self._warps(eqn, known, times)
             return nothing
-        inner = [j for jaxprs in inner_jaxprs(eqn.params).values() for j in jaxprs]
-        if not inner:
+        if not (inner := bodies(eqn)):
             value = evaluate(eqn, bare(known)) if len(nothing) == 1 else None
             return follow(eqn, known) if value is None else [value]
         results: Sequence[Known] = nothing
@@ -362,9 +359,8 @@ class _KernelPrograms:
 
     def _warps(self, eqn: Any, known: list[Known], times: np.ndarray) -> None:
         """Runs a body inside the kernel for each warp of a group."""
-        bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
         outside = self.named
-        for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
+        for jaxpr, mesh in zip(bodies(eqn), meshes(eqn.params), strict=True):
             for place in np.ndindex(*mesh.values()):
                 self.named = {**outside, **dict(zip(mesh, place, strict=True))}
                 self.scoped(jaxpr, known, times)
@@ -524,11 +520,7 @@ def _chosen(chosen: np.ndarray, cases: Sequence[Known]) -> Known:
 
 def _decides(jaxpr: Any) -> bool:
     """Whether a jaxpr has a condition or while loop, which may depend on a counter."""
-    return any(
-        eqn.primitive.name in ("cond", "while")
-        or any(_decides(j) for js in inner_jaxprs(eqn.params).values() for j in js)
-        for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive.name in ("cond", "while") for eqn in equations(jaxpr))
 
 
 def _look_up(eqn: Any, table: ConstantTable, indices: Sequence[Known]) -> Known:

@@ -107,11 +107,11 @@ def counter_of(
         raise HloParseError("the compiled program has no text")
     module = parse_hlo(text)
     check_module(module)
+    module.full = functools.cache(lambda: with_large_constants(program))
     reader = CostReader(
         module,
         kernel_flops=kernel_flops,
         trip_counts=trip_counts or {},
-        constants=functools.cache(lambda: with_large_constants(program)),
         lengths=lengths,
     )
     return ProgramCounter(module, reader, program, named_operations(text))
@@ -136,7 +136,6 @@ class ProgramCounter:
             reader.dataflow,
             calls={name: cost.calls for name, cost in self.costs.items()},
             given_trip_count=reader.given_trip_count,
-            full_module=reader.constants,
         )
         self.runs = ExecutionCounter(graph, self.order, self.costs)
         self.runs.count()
@@ -221,7 +220,7 @@ class ProgramCounter:
         """The matmuls by phase, scope, dtype and kernel."""
         sums = MatmulSums()
         ids = {id(item.matmul.instruction) for item, _ in matmuls}
-        literals = Literals(self.reader.dataflow, lambda: None)
+        literals = Literals(self.reader.dataflow)
         replicas = replicas_of(self.module, self.program, ids, literals)
         for item, scope in matmuls:
             number = id(item.matmul.instruction)

@@ -51,7 +51,7 @@ class Zeros:
     def __init__(self, dataflow: Dataflow, lengths: Lengths) -> None:
         self.dataflow = dataflow
         self.lengths = lengths
-        self.literals = Literals(dataflow, lambda: None)
+        self.literals = Literals(dataflow)
         self.is_sharded = dataflow.module.header_int("num_partitions") > 1
         self.followed = _KEEP_ZEROS | _KEEP_ENDS if self.is_sharded else _KEEP_ZEROS
         self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction

@@ -204,7 +204,6 @@ class CallGraph:
         dataflow: of the program.
         calls: the calls of each computation.
         given_trip_count: returns the trip count that the user gave for a ``while``, or None.
-        full_module: returns the program with its large constants written out, or None.
     """
 
     def __init__(
@@ -213,14 +212,13 @@ class CallGraph:
         calls: Mapping[str, Sequence[HloInstruction]],
         *,
         given_trip_count: Callable[[HloInstruction], int | None],
-        full_module: Callable[[], HloModule | None],
     ) -> None:
         self.module = module = dataflow.module
         self.calls = calls
         self.given_trip_count = given_trip_count
         self.devices, device_opcode = _devices(module)
         graph = weakref.proxy(self)
-        self.evaluation = Evaluation(dataflow, full_module, graph, self.devices, device_opcode)
+        self.evaluation = Evaluation(dataflow, graph, self.devices, device_opcode)
         self.branches: dict[tuple[str, TuplePath], tuple[ScalarProgram, int]] = {}
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers

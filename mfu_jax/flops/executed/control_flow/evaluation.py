@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.text import ELIDED, ELLIPSIS
 from mfu_jax.flops.executed.integers.instructions import constant_text
 from mfu_jax.flops.executed.integers.values import Value, constant_value
@@ -29,7 +28,6 @@ class Evaluation:
 
     Attributes:
         dataflow: of the program.
-        full_module: returns the program with its large constants written out, or None.
         graph: makes the programs of loops and branches. It is a weak reference: it refers back to
             this, and a counted program must not wait for the garbage collector.
         devices: number of devices that run the program.
@@ -40,7 +38,6 @@ class Evaluation:
     """
 
     dataflow: Dataflow
-    full_module: Callable[[], HloModule | None]
     graph: CallGraph
     devices: int = 1
     device_opcode: str = ""
@@ -66,6 +63,6 @@ class Evaluation:
 
     def constant(self, computation: HloComputation, instruction: HloInstruction) -> Value:
         """The value of a constant, even if the program's text elides it."""
-        text = constant_text(self.full_module, computation, instruction)
+        text = constant_text(self.dataflow.module, computation, instruction)
         self.elided |= ELLIPSIS in text
         return constant_value(text, instruction.shape)

@@ -11,7 +11,7 @@ from mfu_jax.flops.count import KernelRun, KernelRuns
 from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.costs.types import InstructionCost, MatmulCost, unaccounted
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.text import ELIDED
 from mfu_jax.flops.executed.kernels.registry import (
     PALLAS_TARGETS,
@@ -31,20 +31,15 @@ class CustomCalls:
     Args:
         dataflow: dataflow of the program.
         kernel_flops: FLOPs of custom kernels, as `executed_flops` takes them.
-        constants: returns the same program with its large constants written out, or None.
         lengths: lengths that are data, if the user gave them.
     """
 
     def __init__(
-        self,
-        dataflow: Dataflow,
-        kernel_flops: KernelFlops | None,
-        constants: Callable[[], HloModule | None],
-        lengths: Lengths,
+        self, dataflow: Dataflow, kernel_flops: KernelFlops | None, lengths: Lengths
     ) -> None:
         self.devices = dataflow.module.header_int("num_partitions")
         self.kernel_flops = kernel_flops
-        self.literals = Literals(dataflow, constants)
+        self.literals = Literals(dataflow, elided=True)
         self.lengths = lengths
 
     def cost(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:

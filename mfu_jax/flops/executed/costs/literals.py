@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.text import ELLIPSIS
 from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 from mfu_jax.flops.executed.integers.instructions import compile_instruction, constant_text
@@ -33,16 +32,16 @@ class Literals:
 
     Args:
         dataflow: dataflow of the program.
-        full_module: returns the same program with its large constants written out, or None.
+        elided: whether to have the text printed again for constants that it elides.
 
     Attributes:
         elided: whether a constant was needed that is not in the text; the caller resets it.
         by_device: indices of operands that differ between devices, since `choose`.
     """
 
-    def __init__(self, dataflow: Dataflow, full_module: Callable[[], HloModule | None]) -> None:
+    def __init__(self, dataflow: Dataflow, *, elided: bool = False) -> None:
         self.dataflow = dataflow
-        self.full_module = full_module
+        self.reads_elided = elided
         self.elided = False
         self.by_device: set[int] = set()
         self._device = 0
@@ -69,7 +68,7 @@ class Literals:
             if path:
                 return None
             if source.opcode == "constant":
-                text = constant_text(self.full_module, frame.computation, source)
+                text = self._text(frame.computation, source)
                 self.elided |= ELLIPSIS in text
                 return text if text and ELLIPSIS not in text else None
             found = self._value(frame, source)
@@ -79,6 +78,11 @@ class Literals:
         if found.reads_device:
             self.by_device.add(index)
         return ", ".join(map(str, elements_of(found.value))) or None
+
+    def _text(self, computation: HloComputation, constant: HloInstruction) -> str:
+        if not self.reads_elided:
+            return constant.operand_text
+        return constant_text(self.dataflow.module, computation, constant)
 
     def on_each_device(self, frame: Frame, instruction: HloInstruction) -> list[int] | None:
         """A scalar's value on each device; None if it depends on data."""
@@ -109,7 +113,7 @@ class Literals:
         if source.opcode == "partition-id":
             return _Evaluated(self._device, reads_device=True)
         if source.opcode == "constant":
-            text = constant_text(self.full_module, frame.computation, source)
+            text = self._text(frame.computation, source)
             return _Evaluated(constant_value(text, source.shape), elided=ELLIPSIS in text)
         if source.opcode == "iota":  # its error comes before that of a damaged text's operands
             source.one_integer("iota_dimension", below=len(source.shape.dims))

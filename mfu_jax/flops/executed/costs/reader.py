@@ -71,7 +71,6 @@ class CostReader:
         module: the program.
         kernel_flops: FLOPs of custom kernels, as `executed_flops` takes them.
         trip_counts: iterations of loops, by the name or op_name of the ``while``.
-        constants: returns the same program with its large constants written out, or None.
         lengths: lengths that are data, if the user gave them.
     """
 
@@ -81,7 +80,6 @@ class CostReader:
         *,
         kernel_flops: KernelFlops | None,
         trip_counts: Mapping[str, int],
-        constants: Callable[[], HloModule | None],
         lengths: Lengths,
     ) -> None:
         self.module = module
@@ -91,9 +89,8 @@ class CostReader:
         self.tpu_factorizations = TpuFactorizations(module)
         self.triton_tiles = TritonTiles(module)
         self.iterations = Iterations(module)
-        self.custom_calls = CustomCalls(self.dataflow, kernel_flops, constants, lengths)
+        self.custom_calls = CustomCalls(self.dataflow, kernel_flops, lengths)
         self.trip_counts = trip_counts
-        self.constants = constants
         self.lengths = lengths
         self.reducers: dict[str, int] = {}
 

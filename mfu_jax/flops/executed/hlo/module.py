@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -293,6 +293,7 @@ class HloModule:
         computations: by name.
         indexed: for each opcode of `opcodes.INDEXED`, the computations and instructions with it.
         entry_name: the computation that runs first.
+        full: returns the program with its large constants written out, or None.
     """
 
     name: str
@@ -300,6 +301,7 @@ class HloModule:
     computations: dict[str, HloComputation]
     indexed: Mapping[str, Index]
     entry_name: str
+    full: Callable[[], HloModule | None] = lambda: None
 
     @property
     def entry(self) -> HloComputation:

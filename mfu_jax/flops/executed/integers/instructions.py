@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
@@ -95,20 +94,16 @@ def _compile(
     return None
 
 
-def constant_text(
-    full_module: Callable[[], HloModule | None],
-    computation: HloComputation,
-    constant: HloInstruction,
-) -> str:
+def constant_text(module: HloModule, computation: HloComputation, constant: HloInstruction) -> str:
     """The text of a constant's value; with an `ELLIPSIS` if it is written nowhere.
 
     Args:
-        full_module: returns the program with its large constants written out, or None.
+        module: the program.
         computation: the computation that the constant is in.
         constant: the constant.
     """
     text = constant.operand_text
-    if ELLIPSIS in text and (full := full_module()) and computation.name in full.computations:
+    if ELLIPSIS in text and (full := module.full()) and computation.name in full.computations:
         written = full[computation.name].instructions.get(constant.name)
         text = written.operand_text if written else text
     return text

@@ -151,7 +151,7 @@ class _Doctor:
         self.module: HloModule = counter.module
         self.mesh = mesh
         self.devices = devices
-        self.literals = Literals(counter.reader.dataflow, lambda: None)
+        self.literals = Literals(counter.reader.dataflow)
         self.total = 0  # bytes that all collectives move
         self._slices: dict[str, Use] = {}  # by the name of what gathers before it
         self.exchanges = {id(e.instruction): e for e in self._exchanges()}

@@ -38,7 +38,7 @@ ENTRY %main (x: s32[3]) -> s32[] {
 )
 def test_values_of_operands(index: int, text: str | None, is_elided: bool) -> None:
     module = parse_hlo(PROGRAM)
-    literals = Literals(Dataflow(module), lambda: None)
+    literals = Literals(Dataflow(module))
     assert literals.of(module.entry, module.entry.root, index) == text
     assert literals.elided == is_elided
 
@@ -82,7 +82,7 @@ ENTRY %main () -> (s32[3], s32[3]) {
 @pytest.mark.parametrize(("computation", "kernel"), [("body", "kernel"), ("main", "both")])
 def test_a_table_that_a_loop_copies_again_in_each_iteration(computation: str, kernel: str) -> None:
     module = parse_hlo(LOOP)
-    literals = Literals(Dataflow(module), lambda: None)
+    literals = Literals(Dataflow(module))
     inside = module[computation]
     assert literals.of(inside, inside.instructions[kernel], 0) == "{4, -5, 6}"
     # In the first iteration another one.

@@ -39,7 +39,7 @@ ENTRY %main (x: f32[4]) -> (s32[], s32[]) {
 
 def numbers(name: str, computation: str = "main") -> tuple[int, ...] | None:
     module = parse_hlo(PROGRAM)
-    literals, inside = Literals(Dataflow(module), lambda: None), module[computation]
+    literals, inside = Literals(Dataflow(module)), module[computation]
     return numbers_by_device(literals, inside, inside[name])
 
 

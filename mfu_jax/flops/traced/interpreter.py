@@ -21,10 +21,11 @@ from mfu_jax.flops.traced.abstract_values import (
     of_constant,
 )
 from mfu_jax.flops.traced.control_flow import loops
-from mfu_jax.flops.traced.control_flow.decisions import Decided, Decisions
+from mfu_jax.flops.traced.control_flow.decisions import Decisions
 from mfu_jax.flops.traced.integers.arithmetic import typed
 from mfu_jax.flops.traced.integers.evaluation import trip_count
 from mfu_jax.flops.traced.integers.known_values import constant, scalar
+from mfu_jax.flops.traced.integers.needs import Decided
 from mfu_jax.flops.traced.jaxprs import (
     MESH_KERNELS,
     bodies,

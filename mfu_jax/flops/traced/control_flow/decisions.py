@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,37 +14,11 @@ from mfu_jax.flops.traced.integers.evaluation import (
     Visit,
 )
 from mfu_jax.flops.traced.integers.known_values import Known
-from mfu_jax.flops.traced.integers.needs import Need
+from mfu_jax.flops.traced.integers.needs import Decided, IterationGroup, Need
 from mfu_jax.flops.traced.integers.places import ByPlace, at_each, content
 from mfu_jax.flops.traced.jaxprs import Scan, While
 
 _LARGEST_KEY = 4096  # elements; a larger array is compared by identity, not by contents
-
-
-class Decided(NamedTuple):
-    """The known values that settle the decisions in one jaxpr.
-
-    Attributes:
-        key: equal for runs that take the same decisions.
-        values: the known values, by variable.
-    """
-
-    key: tuple[Any, ...] = ()
-    values: Mapping[Any, Known] = {}
-
-
-class IterationGroup(NamedTuple):
-    """Iterations of a loop that take the same decisions.
-
-    Attributes:
-        decided: the decisions.
-        times: number of these iterations.
-        running: whether the loop still runs then; by place if devices leave it at different times.
-    """
-
-    decided: Decided
-    times: int
-    running: Known = True
 
 
 class Decisions:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.traced.abstract_values import AbstractValue, Values, either, join
-from mfu_jax.flops.traced.control_flow.decisions import Decided, Decisions, IterationGroup
 from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
 from mfu_jax.flops.traced.integers.known_values import Known
+from mfu_jax.flops.traced.integers.needs import Decided, IterationGroup
 from mfu_jax.flops.traced.jaxprs import inner_jaxprs, scan_of, while_of
 from mfu_jax.flops.traced.work_totals import Choice, WorkTotals, unaccounted
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.traced.control_flow.decisions import Decisions
 
 
 class Interpreter(Protocol):

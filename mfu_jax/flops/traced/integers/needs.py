@@ -6,13 +6,13 @@ work is taken. Only the equations that decisions depend on are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
 from mfu_jax.flops.traced.integers.exchanges import EXCHANGES
-from mfu_jax.flops.traced.integers.known_values import can_be_known
+from mfu_jax.flops.traced.integers.known_values import Known, can_be_known
 from mfu_jax.flops.traced.jaxprs import (
     MESH_KERNELS,
     Branches,
@@ -72,6 +72,32 @@ class EvaluationStep(NamedTuple):
     inner: Inner | None
     is_joint: bool
     asks: bool
+
+
+class Decided(NamedTuple):
+    """The known values that settle the decisions in one jaxpr.
+
+    Attributes:
+        key: equal for runs that take the same decisions.
+        values: the known values, by variable.
+    """
+
+    key: tuple[Any, ...] = ()
+    values: Mapping[Any, Known] = {}
+
+
+class IterationGroup(NamedTuple):
+    """Iterations of a loop that take the same decisions.
+
+    Attributes:
+        decided: the decisions.
+        times: number of these iterations.
+        running: whether the loop still runs then; by place if devices leave it at different times.
+    """
+
+    decided: Decided
+    times: int
+    running: Known = True
 
 
 class Needs:

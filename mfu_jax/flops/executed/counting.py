@@ -30,10 +30,10 @@ from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul, M
 from mfu_jax.flops.executed.attribution.value_graph import value_graph
 from mfu_jax.flops.executed.control_flow.call_graph import CallGraph
 from mfu_jax.flops.executed.control_flow.execution_counts import ExecutionCounter
+from mfu_jax.flops.executed.cost_types import ComputationCost, unaccounted
 from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.costs.reader import CostReader
-from mfu_jax.flops.executed.costs.types import ComputationCost, unaccounted
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.parsing import check_module, parse_hlo, with_large_constants
 from mfu_jax.flops.executed.hlo.text import HloParseError

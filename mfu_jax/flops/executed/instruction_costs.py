@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mfu_jax.flops.count import Beyond
+from mfu_jax.flops.executed.cost_types import InstructionCost, MatmulCost
 from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.memory_traffic import host_bytes, is_to_host
 from mfu_jax.flops.executed.costs.reader import CostReader
-from mfu_jax.flops.executed.costs.types import InstructionCost, MatmulCost
 from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.opcodes import FREE, TRANSCENDENTAL

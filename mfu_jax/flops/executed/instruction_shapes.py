@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from mfu_jax.flops.executed.costs.types import MatmulCost
+from mfu_jax.flops.executed.cost_types import MatmulCost
 from mfu_jax.flops.executed.formulas.matmuls import (
     flops_per_multiply_add,
     is_full_float32,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
-from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.cost_types import Collective
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.scopes import FlopPhase
 

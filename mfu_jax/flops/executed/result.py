@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mfu_jax.flops.count import FlopCount
-from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.cost_types import Collective
 
 
 @dataclass(frozen=True, kw_only=True)

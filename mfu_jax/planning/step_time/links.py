@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.cost_types import Collective
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.planning.targets import Target
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.cost_types import Collective
 
 
 class _Protocol(NamedTuple):

@@ -5,7 +5,7 @@ v5p: 90e9 bytes/s a link and direction, three axes, rings where an axis has a mu
 
 import pytest
 
-from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.cost_types import Collective
 from mfu_jax.planning.step_time import links
 from mfu_jax.planning.targets import parse_target
 

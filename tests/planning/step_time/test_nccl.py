@@ -2,7 +2,7 @@
 
 import pytest
 
-from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.cost_types import Collective
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import table
 from mfu_jax.planning.step_time import links, nccl

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.attribution.partly_zero import Real, whole
 from mfu_jax.flops.executed.attribution.zeros import Zeros, group_share, is_written_by_user
-from mfu_jax.flops.executed.costs.types import MatmulCost
+from mfu_jax.flops.executed.cost_types import MatmulCost
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.formulas.matmuls import (
     CUDNN_CONVOLUTIONS,

@@ -12,7 +12,7 @@ from mfu_jax.flops.count import operation
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.attribution.padding import Wasted
 from mfu_jax.flops.executed.attribution.replication import ReplicaGroups
-from mfu_jax.flops.executed.costs.types import MatmulCost
+from mfu_jax.flops.executed.cost_types import MatmulCost
 from mfu_jax.flops.executed.hlo.module import HloComputation
 from mfu_jax.flops.scopes import Scope
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.executed.control_flow.call_graph import CallGraph, Node, ResolvedCall
-from mfu_jax.flops.executed.costs.types import ComputationCost, MatmulCost
+from mfu_jax.flops.executed.cost_types import ComputationCost, MatmulCost
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 from mfu_jax.flops.scopes import read_scope
 

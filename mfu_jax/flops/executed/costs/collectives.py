@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.cost_types import Collective
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.replica_groups import groups_text, listed_groups
 

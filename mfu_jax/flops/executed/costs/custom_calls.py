@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mfu_jax.flops.attention_kernels import is_attention
 from mfu_jax.flops.count import KernelRun, KernelRuns
+from mfu_jax.flops.executed.cost_types import InstructionCost, MatmulCost, unaccounted
 from mfu_jax.flops.executed.costs.literals import Literals
-from mfu_jax.flops.executed.costs.types import InstructionCost, MatmulCost, unaccounted
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.text import ELIDED

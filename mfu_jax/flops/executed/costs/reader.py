@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import compress
 
 from mfu_jax.flops.count import Beyond
-from mfu_jax.flops.executed.costs.collectives import (
-    KINDS,
-    is_further_link,
-    read_collective,
-)
-from mfu_jax.flops.executed.costs.custom_calls import CustomCalls, KernelFlops
-from mfu_jax.flops.executed.costs.memory_traffic import Traffic
-from mfu_jax.flops.executed.costs.types import (
+from mfu_jax.flops.executed.cost_types import (
     NOTHING,
     ONLY_CALLS,
     ComputationCost,
@@ -22,6 +15,13 @@ from mfu_jax.flops.executed.costs.types import (
     MatmulCost,
     unaccounted,
 )
+from mfu_jax.flops.executed.costs.collectives import (
+    KINDS,
+    is_further_link,
+    read_collective,
+)
+from mfu_jax.flops.executed.costs.custom_calls import CustomCalls, KernelFlops
+from mfu_jax.flops.executed.costs.memory_traffic import Traffic
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
 from mfu_jax.flops.executed.formulas.factorizations import Iterations, fft_flops
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype

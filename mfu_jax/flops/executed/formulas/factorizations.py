@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mfu_jax.flops.executed.costs.types import MatmulCost
+from mfu_jax.flops.executed.cost_types import MatmulCost
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape

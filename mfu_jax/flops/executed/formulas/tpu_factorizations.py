@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mfu_jax.flops.executed.costs.types import (
+from mfu_jax.flops.executed.cost_types import (
     NOTHING,
     InstructionCost,
     MatmulCost,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from mfu_jax.flops.attention_kernels import BESIDE_KERNELS
-from mfu_jax.flops.executed.costs.types import NOTHING, InstructionCost, MatmulCost
+from mfu_jax.flops.executed.cost_types import NOTHING, InstructionCost, MatmulCost
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction

@@ -45,6 +45,7 @@ from mfu_jax.flops.traced.scores import ScoreMasks, is_batched
 from mfu_jax.flops.traced.value_graph import value_graph
 from mfu_jax.flops.traced.work_totals import MatmulKind, WorkTotals, unaccounted
 from mfu_jax.flops.undifferentiated import Purpose
+from mfu_jax.util.attributes import temporarily
 from mfu_jax.util.jax_internals import Literal, open_jaxpr
 
 
@@ -116,25 +117,16 @@ class JaxprCounter:
         """Records that everything that these values depend on is needed."""
         self.scores.use(values)
 
-    @contextlib.contextmanager
-    def in_branch(self, is_sure: bool) -> Iterator[None]:
+    def in_branch(self, is_sure: bool) -> contextlib.AbstractContextManager[None]:
         """Follows a branch; unless it surely runs, what it needs of earlier scores is a bound."""
-        before = self.scores.first_sure
-        self.scores.first_sure = before if is_sure else self.scores.made
-        try:
-            yield
-        finally:
-            self.scores.first_sure = before
+        first = self.scores.first_sure if is_sure else self.scores.made
+        return temporarily(self.scores, first_sure=first)
 
     @contextlib.contextmanager
     def without_decisions(self) -> Iterator[None]:
         """Follows values through all branches and loops; the work counted meanwhile is not used."""
-        before = self.takes_decisions
-        self.takes_decisions = self.scores.is_recording = False
-        try:
+        with temporarily(self, takes_decisions=False), temporarily(self.scores, is_recording=False):
             yield
-        finally:
-            self.takes_decisions = self.scores.is_recording = before
 
     def _walk(
         self, jaxpr: Any, inputs: Sequence[AbstractValue], stack: str, decided: Decided

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from mfu_jax.errors import UserError
+from mfu_jax.util.attributes import temporarily
 from mfu_jax.util.jax_internals import (
     ClosedJaxpr,
     open_jaxpr,
@@ -23,7 +24,12 @@ from mfu_jax.util.jax_internals import (
     without_references,
 )
 
-_this_thread = threading.local()
+
+class _TracingThread(threading.local):
+    inlines_checkpoints = False
+
+
+_this_thread = _TracingThread()
 
 
 class _CheckpointPatch:
@@ -40,7 +46,7 @@ class _CheckpointPatch:
         self.is_own_attribute = True  # an attribute of the primitive, not of its class
 
     def bind(self, *args: Any, jaxpr: Any, **params: Any) -> list[Any]:
-        if getattr(_this_thread, "inlines_checkpoints", False):
+        if _this_thread.inlines_checkpoints:
             return list(jax.core.eval_jaxpr(jaxpr, (), *args))
         return self.original(*args, jaxpr=jaxpr, **params)
 
@@ -71,13 +77,9 @@ def without_checkpoints() -> Iterator[None]:
     JAX caches traces. The metadata is part of the cache key, so traces made in here neither come
     from that cache nor are reused elsewhere.
     """
-    before = getattr(_this_thread, "inlines_checkpoints", False)
-    with _patch, set_xla_metadata(mfu_jax_trace="without_checkpoints"):
-        _this_thread.inlines_checkpoints = True
-        try:
-            yield
-        finally:
-            _this_thread.inlines_checkpoints = before
+    inlined = temporarily(_this_thread, inlines_checkpoints=True)
+    with _patch, set_xla_metadata(mfu_jax_trace="without_checkpoints"), inlined:
+        yield
 
 
 def takes(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from mfu_jax.flops.traced.integers.arithmetic import typed
@@ -11,6 +11,7 @@ from mfu_jax.flops.traced.integers.exchanges import exchange_axes, received
 from mfu_jax.flops.traced.integers.known_values import Known
 from mfu_jax.flops.traced.integers.places import at_place, together
 from mfu_jax.flops.traced.integers.shards import DeviceShare, MeshCoordinates, manual_axes, shares
+from mfu_jax.util.attributes import temporarily
 
 
 class Devices:
@@ -66,23 +67,13 @@ class Devices:
                 with self._at(place):
                     yield number
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """A context in which a device's integers do not depend on those of others."""
-        before, self.places = self.places, ()
-        try:
-            yield
-        finally:
-            self.places = before
+        return temporarily(self, places=())
 
-    @contextlib.contextmanager
-    def _at(self, place: MeshCoordinates) -> Iterator[None]:
+    def _at(self, place: MeshCoordinates, **others: Any) -> AbstractContextManager[None]:
         """A context at this place, in addition to what is known of the current one."""
-        before, self.place = self.place, {**self.place, **place}
-        try:
-            yield
-        finally:
-            self.place = before
+        return temporarily(self, place={**self.place, **place}, **others)
 
     def by_place(
         self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
@@ -95,7 +86,6 @@ class Devices:
             run: takes the operands of its body: of all devices, if these exchange integers.
         """
         axes = manual_axes(eqn).keys()
-        before = self.places, self.number
         while True:
             asked, exchanging = self._asked & axes, self._exchanging & axes
             each = shares(eqn, known, asked, merged=not exchanging)
@@ -103,11 +93,10 @@ class Devices:
             if exchanging:
                 values = [[together(same) for same in zip(*values, strict=True)]] * len(each)
             found = []
+            places = tuple(share.place for share in each) if exchanging else ()
             for number, share in enumerate(each):
-                self.places = tuple(s.place for s in each) if exchanging else ()
-                self.number = number if exchanging else None
-                with self._at(share.place):
+                own = number if exchanging else None
+                with self._at(share.place, places=places, number=own):
                     found.append((share, run(values[number])))
-            self.places, self.number = before
             if (self._asked & axes, self._exchanging & axes) == (asked, exchanging):
                 return found

@@ -16,13 +16,20 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs, kept_pairs
+from mfu_jax.util.attributes import temporarily
 
 MaskKind = Literal["causal", "full", "documents", "causal_documents"]
 PACKED = ("documents", "causal_documents")
 
 _KINDS = "|".join(sorted(get_args(MaskKind), reverse=True))  # longer names before their prefixes
 _MARKER = re.compile(rf"attention_mask\.({_KINDS})(?:\.(\d+))?")
-_this_thread = threading.local()
+
+
+class _DeclaringThread(threading.local):
+    declared = ""
+
+
+_this_thread = _DeclaringThread()
 
 
 @contextlib.contextmanager
@@ -58,13 +65,8 @@ def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[Non
             hint="leave it out for no window",
         )
     name = f"attention_mask.{kind}" + (f".{window}" if window else "")
-    before = getattr(_this_thread, "declared", None)
-    _this_thread.declared = name
-    try:
-        with jax.named_scope(name):
-            yield
-    finally:
-        _this_thread.declared = before
+    with temporarily(_this_thread, declared=name), jax.named_scope(name):
+        yield
 
 
 class DeclaredMask(NamedTuple):
@@ -94,4 +96,4 @@ def declared_mask(name_stack: str) -> DeclaredMask | None:
 
 def declared_around() -> DeclaredMask | None:
     """The mask declared by the `attention_mask` around this thread's trace, or None."""
-    return declared_mask(getattr(_this_thread, "declared", None) or "")
+    return declared_mask(_this_thread.declared)

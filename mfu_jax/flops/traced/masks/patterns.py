@@ -7,6 +7,7 @@ and combined. Each such value has a `Pattern`; other values have none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -19,8 +20,6 @@ from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.masks.pairs import Band, Chunks
 
 _NO_BOUNDS = Band()
-_EXPONENTIALS = {"exp", "exp2", "logistic"}  # 0 of a very negative number
-_ZERO_AT_ZERO = {"abs", "integer_pow", "neg", "real", "sign", "sqrt", "square", "tanh"}
 
 DimMap = Callable[[int], int | None]
 
@@ -228,49 +227,9 @@ def _is_unsure(pattern: Pattern) -> bool:
 
 def _follow(eqn: Any, patterns: Sequence[Pattern | None], index: int) -> Pattern | None:
     name = eqn.primitive.name
-    if name == "iota":
-        return Pattern("positions", ((int(eqn.params["dimension"]), 1),))
     if name in MOVES:
         return patterns[0] and _moved(eqn, patterns[0], index)
-    if name == "convert_element_type":
-        is_lost = _is(patterns[0], "negative") and eqn.outvars[0].aval.dtype == bool
-        return None if is_lost else patterns[0]
-    if name in _EXPONENTIALS:
-        return _as_fill("zeros", patterns[0]) if _is(patterns[0], "negative") else None
-    if name in _ZERO_AT_ZERO and _is(patterns[0], "zeros") and eqn.params.get("y", 1) > 0:
-        return patterns[0]
-    if name == "max":
-        return _maximum(*patterns)
-    if name == "clamp":
-        return _maximum(patterns[1], patterns[0])
-    if name == "min":
-        return _as_fill("negative", meet(*map(not_negative, patterns)))
-    if name == "sub" and _number(patterns[0]) == 1 and patterns[1] and patterns[1].is_mask:
-        return _inverted(patterns[1])  # 1 − mask
-    if name in ("add", "add_any", "sub"):
-        sign = -1 if name == "sub" else 1
-        return _sum(patterns[0], patterns[1], sign) or _added(patterns[0], patterns[1], sign)
-    if name == "div" and _is(patterns[0], "zeros", "negative"):
-        return patterns[0]
-    if name in _DIVISIONS and eqn.outvars[0].aval.dtype.kind in "iu":
-        return _divided(_DIVISIONS[name], *patterns)
-    if name == "sign":
-        return _sign(patterns[0])
-    if name == "abs":
-        return _absolute(patterns[0])
-    if name in _COMPARISONS:
-        return _compare(name, patterns[0], patterns[1])
-    if name == "and":
-        return _both(patterns[0], patterns[1])
-    if name == "or":
-        return _either(patterns[0], patterns[1])
-    if name == "mul":
-        return _product(patterns[0], patterns[1])
-    if name == "not" and eqn.outvars[0].aval.dtype == bool:
-        return _inverted(patterns[0])
-    if name == "select_n" and len(patterns) == 3:
-        return _select(eqn, patterns[0], patterns[1], patterns[2]) or _filled(*patterns)
-    return None
+    return _RULES[name](eqn, *patterns) if name in _RULES else None
 
 
 def _broadcast(eqn: Any) -> DimMap:
@@ -391,12 +350,9 @@ def _sum(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
     return Pattern("positions", terms, a.offset + sign * b.offset)
 
 
-_DIVISIONS: dict[str, PatternKind] = {"div": "quotient", "rem": "remainder"}
-
-
-def _divided(kind: PatternKind, a: Pattern | None, b: Pattern | None) -> Pattern | None:
+def _divided(kind: PatternKind, eqn: Any, a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """A position divided by a number."""
-    size = _number(b)
+    size = _number(b) if eqn.outvars[0].aval.dtype.kind in "iu" else None
     if a is None or size is None or size < 1 or size != int(size) or not _is_place(a):
         return None
     return dataclasses.replace(a, kind=kind, size=int(size))
@@ -703,3 +659,50 @@ def _number(pattern: Pattern | None) -> float | None:
         return 1
     is_constant = pattern is not None and pattern.kind == "positions" and not pattern.terms
     return pattern.offset if pattern is not None and is_constant else None
+
+
+def _converted(eqn: Any, pattern: Pattern | None) -> Pattern | None:
+    is_lost = _is(pattern, "negative") and eqn.outvars[0].aval.dtype == bool
+    return None if is_lost else pattern
+
+
+def _zero_at_zero(eqn: Any, pattern: Pattern | None) -> Pattern | None:
+    is_kept = _is(pattern, "zeros") and eqn.params.get("y", 1) > 0
+    return pattern if is_kept else None
+
+
+def _exponential(eqn: Any, pattern: Pattern | None) -> Pattern | None:
+    """0 of a very negative number."""
+    return _as_fill("zeros", pattern) if _is(pattern, "negative") else None
+
+
+def _plus(sign: int, eqn: Any, a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    if sign < 0 and _number(a) == 1 and b and b.is_mask:
+        return _inverted(b)  # 1 − mask
+    return _sum(a, b, sign) or _added(a, b, sign)
+
+
+# The patterns of results, from the equation and its operands' patterns.
+_RULES: dict[str, Callable[..., Pattern | None]] = {
+    "iota": lambda eqn, *_: Pattern("positions", ((int(eqn.params["dimension"]), 1),)),
+    "convert_element_type": _converted,
+    **dict.fromkeys(("exp", "exp2", "logistic"), _exponential),
+    **dict.fromkeys(("integer_pow", "neg", "real", "sqrt", "square", "tanh"), _zero_at_zero),
+    "abs": lambda eqn, a: _zero_at_zero(eqn, a) or _absolute(a),
+    "sign": lambda eqn, a: _zero_at_zero(eqn, a) or _sign(a),
+    "max": lambda eqn, a, b: _maximum(a, b),
+    "clamp": lambda eqn, least, a, most: _maximum(a, least),
+    "min": lambda eqn, *both: _as_fill("negative", meet(*map(not_negative, both))),
+    **dict.fromkeys(("add", "add_any"), functools.partial(_plus, 1)),
+    "sub": functools.partial(_plus, -1),
+    "div": lambda eqn, a, b: a if _is(a, "zeros", "negative") else _divided("quotient", eqn, a, b),
+    "rem": functools.partial(_divided, "remainder"),
+    **dict.fromkeys(_COMPARISONS, lambda eqn, a, b: _compare(eqn.primitive.name, a, b)),
+    "and": lambda eqn, a, b: _both(a, b),
+    "or": lambda eqn, a, b: _either(a, b),
+    "mul": lambda eqn, a, b: _product(a, b),
+    "not": lambda eqn, a: _inverted(a) if eqn.outvars[0].aval.dtype == bool else None,
+    "select_n": lambda eqn, *given: (
+        _select(eqn, *given) or _filled(*given) if len(given) == 3 else None
+    ),
+}

@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,45 +23,20 @@ from mfu_jax import names
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.gpus import Gpus
 from mfu_jax.util.optional_deps import require
+from mfu_jax.util.yaml_files import read_mapping
 
 _log = logging.getLogger("mfu_jax")
 
 _SILENT = "the counters of GPU %d are not known: %s"
 _PERCENT, _MEBIBYTES = 0.01, 2.0**20
-# NVML's numbers of GPM metrics (NVML_GPM_METRIC_… in nvml.h), and what one of their units is.
-_GPM = {
-    names.TENSOR_ACTIVE: (5, _PERCENT),  # ANY_TENSOR_UTIL
-    names.TENSOR_DFMA_ACTIVE: (6, _PERCENT),
-    names.TENSOR_HMMA_ACTIVE: (7, _PERCENT),
-    names.TENSOR_IMMA_ACTIVE: (9, _PERCENT),
-    names.SM_ACTIVE: (2, _PERCENT),
-    names.SM_OCCUPANCY: (3, _PERCENT),
-    names.DRAM_ACTIVE: (10, _PERCENT),
-    names.PCIE_SENT: (20, _MEBIBYTES),
-    names.PCIE_RECEIVED: (21, _MEBIBYTES),
-    names.NVLINK_SENT: (61, _MEBIBYTES),
-    names.NVLINK_RECEIVED: (60, _MEBIBYTES),
-}
-# DCGM's fields (DCGM_FI_PROF_… in dcgm_fields.h): shares, and bytes per second.
-_DCGM = {
-    1002: names.SM_ACTIVE,
-    1003: names.SM_OCCUPANCY,
-    1004: names.TENSOR_ACTIVE,
-    1005: names.DRAM_ACTIVE,
-    1009: names.PCIE_SENT,
-    1010: names.PCIE_RECEIVED,
-    1011: names.NVLINK_SENT,
-    1012: names.NVLINK_RECEIVED,
-    1013: names.TENSOR_IMMA_ACTIVE,
-    1014: names.TENSOR_HMMA_ACTIVE,
-    1015: names.TENSOR_DFMA_ACTIVE,
-}
-# libtpu's metrics in percent. Its `tensorcore_utilization` is accepted, but returns nothing or 0.
-_TPU = {
-    names.TENSOR_ACTIVE: "tensorcore_util",  # of each core, over 10 µs of every second
-    names.DUTY_CYCLE: "duty_cycle_pct",  # of each device of a TPU7x, of each chip before
-    names.DRAM_ACTIVE: "hbm_util",
-}
+_TABLE = read_mapping(Path(__file__).with_name("counters.yml"))
+# Metric → its number or name in a source.
+_GPM, _DCGM, _TPU = (
+    {name: row[source] for name, row in _TABLE.items() if source in row}
+    for source in ("gpm", "dcgm", "tpu")
+)
+_OF_DCGM = {field: name for name, field in _DCGM.items()}
+_HBM_USED, _RATE = "hardware/hbm_used", "_per_sec"
 
 
 def counters_of_jax(
@@ -101,7 +77,7 @@ def combined(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 def _combination(name: str) -> Callable[[Sequence[float]], float]:
     if name == names.THROTTLE_SCORE:
         return max
-    return sum if name.endswith("_per_sec") else statistics.fmean
+    return sum if name.endswith(_RATE) else statistics.fmean
 
 
 class GpmCounters:
@@ -157,11 +133,12 @@ class GpmCounters:
         request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(_GPM)
         request.sample1, request.sample2 = begin, end
-        for i, (number, _) in enumerate(_GPM.values()):
+        for i, number in enumerate(_GPM.values()):
             request.metrics[i].metricId = number
         self._nvml.nvmlGpmMetricsGet(request)
-        for i, (name, (_, unit)) in enumerate(_GPM.items()):
+        for i, name in enumerate(_GPM):
             if request.metrics[i].nvmlReturn == self._nvml.NVML_SUCCESS:
+                unit = _MEBIBYTES if name.endswith(_RATE) else _PERCENT
                 yield name, unit * request.metrics[i].value
 
 
@@ -181,7 +158,7 @@ class DcgmCounters:
         try:
             module = importlib.import_module("DcgmReader")
             self._reader = module.DcgmReader(
-                fieldIds=list(_DCGM),
+                fieldIds=list(_OF_DCGM),
                 updateFrequency=round(1e6 * period_seconds),  # µs
                 fieldGroupName=f"mfu_jax_{os.getpid()}_{id(self)}",  # it deletes one of its name
             )
@@ -204,7 +181,7 @@ class DcgmCounters:
         values = self._reader.GetLatestGpuValuesAsFieldIdDict()
         for number in self._ids:
             for field, value in values.get(number, {}).items():
-                yield _DCGM[field], float(value)
+                yield _OF_DCGM[field], float(value)
 
     def close(self) -> None:
         """See `GpmCounters`."""
@@ -234,7 +211,7 @@ class TpuCounters:
             yield from ((name, _PERCENT * number) for number in self._numbers(metric))
         used, total = (self._numbers(f"hbm_capacity_{what}") for what in ("usage", "total"))
         if used and sum(total) > 0:
-            yield names.HBM_USED, sum(used) / sum(total)
+            yield _HBM_USED, sum(used) / sum(total)
         for score in self._numbers("tpu_throttle_score", _score):
             yield names.THROTTLE_SCORE, score
 

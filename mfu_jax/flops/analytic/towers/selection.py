@@ -3,66 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.encoder import frozen_tower
+from mfu_jax.util.yaml_files import read_mapping
 
-_VIT = (
-    "patch_size_for_vit",
-    "hidden_size_for_vit",
-    "intermediate_size_for_vit",
-    "num_hidden_layers_for_vit",
-)
-_AUDIO = (
-    "d_model_for_audio",
-    "encoder_layers_for_audio",
-    "encoder_ffn_dim_for_audio",
-    "num_mel_bins_for_audio",
-    "downsample_hidden_size_for_audio",
-    "output_dim_for_audio",
-    "n_window_for_audio",
-)
-_QWEN3 = (
-    *_VIT,
-    "image_size_for_vit",
-    "spatial_merge_size_for_vit",
-    "num_position_embeddings_for_vit",
-)
-# decoder_block → the fields that its vision tower needs, and module.function in this folder
-_TOWERS: dict[str, tuple[tuple[str, ...], str]] = {
-    "gemma3": ((*_VIT, "image_size_for_vit"), "vision.siglip"),
-    "gemma4": (
-        (
-            *_VIT,
-            "image_size_for_vit",
-            "num_attention_heads_for_vit",
-            "num_position_embeddings_for_vit",
-        ),
-        "gemma_towers.gemma4_vision",
-    ),
-    "llama4": (
-        (
-            *_VIT,
-            "tile_size_for_vit",
-            "projector_input_dim_for_vit",
-            "projector_output_dim_for_vit",
-        ),
-        "vision.llama4_vision",
-    ),
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_5"), (_QWEN3, "vision.qwen3_vision")),
-}
-
-
-# vision_tower, as a config.json's translation names it → module.function of its towers
-_NAMED = {
-    "siglip": ("vision.siglip",),
-    "llama4": ("vision.llama4_vision",),
-    "qwen3_5": ("vision.qwen3_vision",),
-    "gemma3n": ("gemma_towers.gemma3n_vision", "gemma_towers.gemma3n_audio"),
-    "gemma4": ("gemma_towers.gemma4_vision", "gemma_towers.gemma4_audio"),
-}
+_TABLE = read_mapping(Path(__file__).with_name("towers.yml"))
+_TOWERS, _AUDIO, _NAMED = _TABLE["vision"], _TABLE["audio"], _TABLE["named"]
 
 
 def towers(config: ModelConfig) -> Layers:
@@ -80,12 +30,12 @@ def towers(config: ModelConfig) -> Layers:
     layers: Layers = ()
     if config.step.images_per_sequence or (config.vision.use_multimodal and _has_vision(config)):
         require_towers(config)
-        layers += _tower(_TOWERS[config.decoder_block][1], config)
+        layers += _tower(_TOWERS[config.decoder_block]["tower"], config)
     if config.step.audio_frames_per_sequence or (
-        config.audio.use_audio and not config.missing(_AUDIO)
+        config.audio.use_audio and not config.missing(_AUDIO["needs"])
     ):
         require_towers(config)
-        layers += _tower("audio.qwen3_audio", config)
+        layers += _tower(_AUDIO["tower"], config)
     return layers
 
 
@@ -135,12 +85,12 @@ def require_towers(config: ModelConfig) -> None:
                 hint=f"{nearest(config.decoder_block, _TOWERS)}use_multimodal=false counts the "
                 "text model",
             )
-        config.require(*_TOWERS[config.decoder_block][0])
+        config.require(*_TOWERS[config.decoder_block]["needs"])
     if config.audio.use_audio or config.step.audio_frames_per_sequence:
-        config.require(*_AUDIO)
+        config.require(*_AUDIO["needs"])
 
 
 def _has_vision(config: ModelConfig) -> bool:
     """Whether the family has a known tower and the config has all its sizes."""
-    needed, _ = _TOWERS.get(config.decoder_block, (None, None))
-    return needed is not None and not config.missing(needed)
+    block = config.decoder_block
+    return block in _TOWERS and not config.missing(_TOWERS[block]["needs"])

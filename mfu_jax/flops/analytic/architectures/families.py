@@ -1,4 +1,4 @@
-"""The table of families: `decoder_block` → the function that lists a model's layers.
+"""The families of ``families.yml``: `decoder_block` → the function that lists a model's layers.
 
 A family's module is imported when the first of its models is counted: the answer for one model
 takes half the time if the others' code is not loaded.
@@ -7,52 +7,16 @@ takes half the time if the others' code is not loaded.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from pathlib import Path
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
+from mfu_jax.util.yaml_files import read_mapping
 
-# decoder_block → module.function in this folder
-FAMILIES = {
-    "default": "plain_decoders.default",
-    "llama2": "plain_decoders.dense_decoder",
-    "mistral": "plain_decoders.dense_decoder",
-    "gemma": "plain_decoders.dense_decoder",
-    "gpt2": "plain_decoders.dense_decoder",
-    "qwen3": "plain_decoders.qwen3",
-    "qwen3_moe": "plain_decoders.qwen3",
-    "qwen2": "plain_decoders.qwen2",
-    "mixtral": "plain_decoders.dense_decoder",
-    "gpt3": "plain_decoders.gpt3",
-    "gemma2": "plain_decoders.gemma2",
-    "gemma3": "plain_decoders.gemma3",
-    "olmo3": "plain_decoders.olmo3",
-    "gpt_oss": "plain_decoders.gpt_oss",
-    "llama4": "plain_decoders.llama4",
-    "envy": "plain_decoders.envy",
-    "qwen3_custom_moe": "qwen.qwen3_custom_moe",
-    "qwen3_next": "qwen.qwen3_next",
-    "qwen3_5": "qwen.qwen3_next",
-    "deepseek": "deepseek.deepseek",
-    "glm5": "deepseek.deepseek",
-    "hy3": "deepseek.deepseek",
-    "deepseek4": "deepseek.deepseek4",
-    "gemma4": "gemma_decoders.gemma4",
-    "gemma4_small": "gemma_decoders.gemma4_small",
-    "dit": "diffusion.dit",
-    # From a config.json
-    "hf_decoder": "generic_decoder.generic_decoder",
-    "hf_gemma": "gemma_decoders.gemma_by_layer",
-    "hf_diffusion_gemma": "gemma_decoders.diffusion_gemma",
-    "hf_deepseek_v4": "deepseek.hf_deepseek_v4",
-    "hf_zamba": "zamba.zamba",
-    "hf_bert": "encoders.bert",
-    "hf_vit": "encoders.vit",
-    "hf_clip": "encoders.clip",
-    "hf_t5": "encoders.t5",
-    "hf_whisper": "encoders.whisper",
-}
+FAMILIES: Mapping[str, str] = read_mapping(Path(__file__).with_name("families.yml"))
 
 
 def _is_translated(config: ModelConfig) -> bool:

@@ -23,28 +23,10 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import columns, json_text
+from mfu_jax.util.yaml_files import read_mapping
 
 _PACKAGES = ("mfu-jax", "jax", "jaxlib", "numpy")
-# Package → what it is for, and what installs it.
-_OPTIONAL = {
-    "flax": ("the reference trainer", "'mfu-jax[train]'"),
-    "optax": ("the reference trainer", "'mfu-jax[train]'"),
-    "orbax-checkpoint": ("checkpoints of the reference trainer", "'mfu-jax[train]'"),
-    "grain": ("text data of the reference trainer", "'mfu-jax[train]'"),
-    "qwix": ("quantization=int8 and fp8 of the reference trainer", "'mfu-jax[quantize]'"),
-    "rich": ("the progress bar", "'mfu-jax[train]'"),
-    "tensorboardX": ("tensorboard_dir=", "tensorboardX"),
-    "tensorboard": ("reading what tensorboard_dir= writes", "'mfu-jax[tensorboard]'"),
-    "wandb": ("the sink wandb", "'mfu-jax[wandb]'"),
-    "mlflow-skinny": ("the sink mlflow", "'mfu-jax[mlflow]'"),
-    "prometheus-client": ("the sink prometheus", "'mfu-jax[prometheus]'"),
-    "nvidia-ml-py": ("power, clocks and counters of NVIDIA GPUs", "'mfu-jax[nvidia]'"),
-    "libtpu": ("mfu-jax plan for TPUs", "'mfu-jax[plan-tpu]'"),
-    "jax-cuda13-plugin": ("mfu-jax plan for GPUs", "'mfu-jax[plan-gpu]'"),
-    "transformers": ("mfu-jax flops --trace", "'mfu-jax[trace-hf]'"),
-    "torch": ("mfu-jax flops --trace", "'mfu-jax[trace-hf]'"),
-    "fsspec": ("files in object stores", "fsspec gcsfs"),
-}
+_OPTIONAL = read_mapping(Path(__file__).with_name("doctor.yml"))
 _ALSO = {"mlflow-skinny": "mlflow"}  # the whole of it is as good
 
 
@@ -73,9 +55,9 @@ def _versions() -> Iterator[_Check]:
     yield _Check("python", platform.python_version())
     for name in _PACKAGES:
         yield _Check(name, _version(name), f"pip install {name}", is_needed=True)
-    for name, (use, install) in _OPTIONAL.items():
+    for name, row in _OPTIONAL.items():
         found = _version(name) or _version(_ALSO.get(name, name))
-        yield _Check(name, found, f"{use}: pip install {install}")
+        yield _Check(name, found, f"{row['use']}: pip install {row['install']}")
 
 
 def _version(name: str) -> str:

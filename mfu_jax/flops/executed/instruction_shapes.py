@@ -54,6 +54,7 @@ def shape_of(
         is_elementwise=_is_elementwise(instruction, inside),
         keeps_tiles=instruction.opcode == "copy"
         and _order_in_tiles(instruction.shape) == _order_in_tiles(operands[0]),
+        sorted=_sorted(instruction, operands) if instruction.opcode == "sort" else 0,
         target=_target(instruction),
     )
 
@@ -104,6 +105,11 @@ def _is_elementwise(instruction: HloInstruction, inside: Sequence[HloInstruction
         body = [i for i in inside if i is not instruction]
         return all(i.opcode in _ELEMENTWISE or i.opcode in _BESIDE for i in body)
     return instruction.opcode in _ELEMENTWISE
+
+
+def _sorted(instruction: HloInstruction, operands: Sequence[Shape]) -> int:
+    dims = operands[0].dims
+    return dims[instruction.one_integer("dimensions", below=len(dims))]
 
 
 def _order_in_tiles(array: Shape) -> tuple[list[str], str]:

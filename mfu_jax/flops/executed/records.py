@@ -47,6 +47,7 @@ class InstructionShape:
         is_full_float32: whether its precision rules out TF32.
         is_elementwise: whether every result element comes from one element of each operand.
         keeps_tiles: whether it is a copy that leaves the order within each tile of a TPU's layout.
+        sorted: length of the dimension that it sorts; 0 if it does not.
         target: target of a custom call; `HOST_TRANSFER` for messages to and from the host.
     """
 
@@ -60,6 +61,7 @@ class InstructionShape:
     is_full_float32: bool = False
     is_elementwise: bool = False
     keeps_tiles: bool = False
+    sorted: int = 0
     target: str = ""
 
     @property

@@ -6,6 +6,7 @@ estimates are not used: they come with machine code, after most of a compile, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -40,6 +41,11 @@ _NARROW_UNIT = 128
 # Of a TensorCore's vector units: four instructions on 8 × 128 numbers (scaling book, "How to think
 # about TPUs").
 _VECTOR_OPS_PER_CYCLE = 4 * 8 * 128
+# Of one array's element in one stage of a sort, a bitonic network. With it, the seven sorts of 229,376
+# rows in an expert layer of the reference step take what sorts do in a profile of Hy3-295B on a
+# TPU7x: 161 ms of a step's 79 such layers (yangwhale/gpu-tpu-pedia@3fa9ce1,
+# tpu/kernel-equivalence-validation, section 9).
+_SORT_OPS = 29
 # Of a TPU's instruction on arrays, however small: XLA's estimates of the smallest fusions in
 # tests/programs come to 1.2 µs on a v5e, v5p and v6e, and 1.05 on a TPU7x.
 _START_SECONDS = 1.2e-6
@@ -284,7 +290,8 @@ class Durations:
     def _vector_seconds(self, record: InstructionRecord) -> float:
         """The time of elementwise operations; a transcendental function is one: a lower bound."""
         rate = _VECTOR_OPS_PER_CYCLE * core_cycles_per_sec(self.target.chip) * self.clock
-        return (record.elementwise + record.transcendental) / rate if rate else 0.0
+        operations = _sort_ops(record) or record.elementwise + record.transcendental
+        return operations / rate if rate else 0.0
 
     def _seconds(
         self, flops_by_dtype: Mapping[str, int], efficiency: float, precision: str | None = None
@@ -312,6 +319,13 @@ def _start_seconds(record: InstructionRecord) -> float:
         return 0.0
     arrays = (*record.shape.results, *record.shape.operand_arrays)
     return _START_SECONDS if any(array.dims for array in arrays) else 0.0
+
+
+def _sort_ops(record: InstructionRecord) -> int:
+    """Operations of a sort, whose network has k(k + 1)/2 stages for 2^k rows; 0 for others."""
+    rounds = max(0, record.shape.sorted - 1).bit_length()
+    elements = sum(math.prod(array.dims) for array in record.shape.results)
+    return _SORT_OPS * elements * rounds * (rounds + 1) // 2
 
 
 def _vector_cause(record: InstructionRecord) -> str:

@@ -296,6 +296,36 @@ ENTRY %main (x: {shape}) -> {shape} {{
     assert line.seconds == pytest.approx(cycles / 1.75e9, rel=0.02, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("dims", "dimension", "of_profile"),
+    [
+        ("229376", 0, 1),
+        ("2,229376", 1, 2),
+        ("114688", 0, (17 * 18) / (18 * 19) / 2),  # a sorting network has k(k + 1)/2 stages
+        ("229376,128", 1, 128 * (7 * 8) / (18 * 19)),
+    ],
+)
+def test_sorts_take_the_time_that_they_took(dims, dimension, of_profile):
+    """161 ms of a step of Hy3-295B: 79 layers, 16 arrays each in sorts of 229,376 rows (p-state 7)."""
+    pair = f"(s32[{dims}], s32[{dims}])"
+    text = f"""HloModule m
+%less (a: s32[], b: s32[], i: s32[], j: s32[]) -> pred[] {{
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  %i = s32[] parameter(2)
+  %j = s32[] parameter(3)
+  ROOT %c = pred[] compare(%a, %b), direction=LT
+}}
+ENTRY %main (x: s32[{dims}], y: s32[{dims}]) -> {pair} {{
+  %x = s32[{dims}] parameter(0)
+  %y = s32[{dims}] parameter(1)
+  ROOT %s = {pair} sort(%x, %y), dimensions={{{dimension}}}, to_apply=%less
+}}
+"""
+    line = _time(text, parse_target(topology="tpu7x:2x2x1"))
+    assert line.seconds == pytest.approx(of_profile * 0.161 / 79 / 8, rel=0.02)
+
+
 def test_what_only_orders_instructions_takes_no_time():
     order = (
         "  %t = token[] after-all()",

@@ -41,9 +41,9 @@ _NARROW_UNIT = 128
 # Of a TensorCore's vector units: four instructions on 8 × 128 numbers (scaling book, "How to think
 # about TPUs").
 _VECTOR_OPS_PER_CYCLE = 4 * 8 * 128
-# Of one array's element in one stage of a sort, a bitonic network. With it, the seven sorts of 229,376
-# rows in an expert layer of the reference step take what sorts do in a profile of Hy3-295B on a
-# TPU7x: 161 ms of a step's 79 such layers (yangwhale/gpu-tpu-pedia@3fa9ce1,
+# Of one array's element in one stage of a sort, a bitonic network. With it, the seven sorts of
+# 229,376 rows in an expert layer of the reference step take what sorts do in a profile of Hy3-295B
+# on a TPU7x: 161 ms of a step's 79 such layers (yangwhale/gpu-tpu-pedia@3fa9ce1,
 # tpu/kernel-equivalence-validation, section 9).
 _SORT_OPS = 29
 # Of a TPU's instruction on arrays, however small: XLA's estimates of the smallest fusions in
@@ -247,7 +247,9 @@ class Durations:
 
     def _kernel_seconds(self, record: InstructionRecord) -> float:
         """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
-        visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
+        unit = self.target.chip.matrix_unit or 1
+        share_of = self.tiles.visited_share if self.tiles else visited_share
+        visited = share_of(record, unit)
         if visited is None:
             return self._of_kernel(record, record.flops_by_dtype)
         seconds = sum(

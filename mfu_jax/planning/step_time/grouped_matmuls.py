@@ -2,7 +2,8 @@
 
 Such a kernel (megablox's, or XLA's own for ``ragged_dot``) visits a list of tiles that is made
 before it runs: a tile of rows shared by two groups is listed once for each of them. It multiplies
-whole tiles: if the tile size does not divide a dimension, the last tile is as long as the others.
+whole tiles: if the tile size does not divide a dimension, the last tile is as long as the others,
+and a tile takes whole matrix units.
 """
 
 from __future__ import annotations
@@ -16,20 +17,39 @@ from typing import NamedTuple
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.util.values import typed
 
-_ROWS, _LIST = 2, 1  # dimensions
+_OF_MATRICES, _ROWS, _LIST = 3, 2, 1  # dimensions; of matrices: groups, in, out
 
 
-def visited_share(record: InstructionRecord) -> float | None:
-    """Tiles that a grouped kernel visits, over those that its rows fill.
+def visited_share(record: InstructionRecord, unit: int = 1) -> float | None:
+    """Multiplied elements over useful ones in a grouped kernel, which visits tiles more than once.
 
     None for other kernels. A grouped kernel's operands are the groups' offsets [groups + 1], the
     group and the tile of rows of each step [tiles + groups − 1], and the rows.
+
+    Args:
+        record: the instruction.
+        unit: rows, and columns, of a matrix unit, which multiplies as much of the matrices at once.
     """
     found = _tiles(record)
-    return found.visited / found.filled if found else None
+    if found is None:
+        return None
+    filled = math.prod(_filled(width, unit) for width in _widths(record))
+    return found.visited / found.filled * filled
+
+
+def _widths(record: InstructionRecord) -> tuple[int, ...]:
+    """In and out of a grouped kernel's matrices [groups, in, out]; empty if it has none."""
+    arrays = (*record.shape.operand_arrays, *record.shape.results)
+    return next((a.dims[1:] for a in arrays if len(a.dims) == _OF_MATRICES), ())
+
+
+def _filled(width: int, unit: int) -> float:
+    """A width in whole matrix units, over itself (scaling book, "How to think about TPUs")."""
+    return math.ceil(width / unit) * unit / width
 
 
 class _Tiles(NamedTuple):
+    groups: int
     rows: int
     filled: int
     visited: int
@@ -42,7 +62,7 @@ def _tiles(record: InstructionRecord) -> _Tiles | None:
     for offsets, groups_of, tiles_of in zip(lists, lists[1:], lists[2:], strict=False):
         filled = groups_of - offsets + 2
         if groups_of == tiles_of and filled > 0 and rows % filled == 0 and rows:
-            return _Tiles(rows, filled, groups_of)
+            return _Tiles(offsets - 1, rows, filled, groups_of)
     return None
 
 
@@ -66,7 +86,6 @@ def without_skipped_rows(costs: ProgramCosts, own_rows: float) -> ProgramCosts:
 
 _PASSES = ("fwd", "dlhs", "drhs")
 _MATRICES = ("wi", "wo")
-_OF_MATRICES = 3  # dimensions: groups, in, out
 
 
 class Tile(NamedTuple):
@@ -97,23 +116,20 @@ class KernelTiles:
     emb_dim: int
     tiles: Mapping[str, Tile]
 
-    def visited_share(self, record: InstructionRecord) -> float | None:
-        """Multiplied elements over useful ones in a grouped kernel; None for other kernels."""
-        found = _tiles(record)
-        arrays = (*record.shape.operand_arrays, *record.shape.results)
-        matrices = next((a.dims for a in arrays if len(a.dims) == _OF_MATRICES), None)
-        if found is None or matrices is None:
+    def visited_share(self, record: InstructionRecord, unit: int = 1) -> float | None:
+        """As the function `visited_share`, in these tiles."""
+        found, widths = _tiles(record), _widths(record)
+        if found is None or not widths:
             return None
         matrix = "wo" if "/wo/" in record.op_name else "wi"
         tile = self.tiles[f"{matrix}_{_pass(record)}"]
-        groups, *widths = matrices
         rows = math.ceil(found.rows / tile.rows)
-        wasted = math.prod(self._padded(width, tile) for width in widths)
-        return (rows + groups - 1) * tile.rows / found.rows * wasted
+        wasted = math.prod(self._padded(width, tile, unit) for width in widths)
+        return (rows + found.groups - 1) * tile.rows / found.rows * wasted
 
-    def _padded(self, width: int, tile: Tile) -> float:
+    def _padded(self, width: int, tile: Tile, unit: int) -> float:
         size = min(width, tile.embed if width == self.emb_dim else tile.mlp)
-        return math.ceil(width / size) * size / width
+        return math.ceil(width / size) * size / width * _filled(size, unit)
 
 
 def tiles_of_run(keys: Mapping[str, str], emb_dim: int) -> KernelTiles | None:

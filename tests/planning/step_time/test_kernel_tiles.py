@@ -8,7 +8,7 @@ from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, Instru
 from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.planning.measured_runs import read_run
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.grouped_matmuls import tiles_of_run
+from mfu_jax.planning.step_time.grouped_matmuls import tiles_of_run, visited_share
 from mfu_jax.planning.targets import parse_target
 
 ROWS, GROUPS, EMBED, MLP = 294_912, 64, 2048, 1408  # deepseek2-16b, 24 sequences of 2048
@@ -16,13 +16,17 @@ FLOPS = 2 * ROWS * EMBED * MLP
 
 
 def kernel(
-    matrix: str = "wi_0", phase: FlopPhase = "forward", *, of_matrices: bool = False
+    matrix: str = "wi_0",
+    phase: FlopPhase = "forward",
+    *,
+    of_matrices: bool = False,
+    mlp: int = MLP,
 ) -> InstructionRecord:
     """One of this project's, in tiles of 128 rows."""
     steps = ROWS // 128 + GROUPS - 1
     lists = [ArrayShape("s32", (size,)) for size in (1, GROUPS + 1, steps, steps, 1)]
-    inwards, matrices = ArrayShape("bf16", (ROWS, EMBED)), ArrayShape("bf16", (GROUPS, EMBED, MLP))
-    outwards = ArrayShape("bf16", (ROWS, MLP))
+    inwards, matrices = ArrayShape("bf16", (ROWS, EMBED)), ArrayShape("bf16", (GROUPS, EMBED, mlp))
+    outwards = ArrayShape("bf16", (ROWS, mlp))
     read, made = (outwards, matrices) if of_matrices else (matrices, outwards)
     return InstructionRecord(
         name="kernel.1",
@@ -47,6 +51,19 @@ def test_maxtexts_default_tiles_do_not_divide_deepseeks_hidden_width() -> None:
     shares = Efficiencies(grouped_matmul=0.5)
     (duration,) = Durations(target=target, efficiencies=shares, tiles=tiles).of(kernel())
     assert duration.seconds == pytest.approx(FLOPS * share / 459e12 / 0.5)
+
+
+@pytest.mark.parametrize("keys", [None, {"tile_embed_dim": "2048", "tile_mlp_dim": "704"}])
+def test_tiles_take_whole_matrix_units(keys: dict[str, str] | None) -> None:
+    """Gemma 4 26B's 704 are multiplied as 768 by units of 256 × 256, as they are by 128 × 128."""
+    tiles = tiles_of_run(keys, EMBED) if keys else None
+    share = tiles.visited_share if tiles else visited_share
+    rows = share(kernel(mlp=704))
+    assert rows
+    assert share(kernel(mlp=704), 256) == pytest.approx(rows * 768 / 704)
+    target, shares = parse_target(topology="tpu7x:2x2x1"), Efficiencies(grouped_matmul=0.5)
+    (duration,) = Durations(target=target, efficiencies=shares, tiles=tiles).of(kernel(mlp=704))
+    assert duration.seconds == pytest.approx(FLOPS * rows * 768 / 704 / 1153.5e12 * 0.9 / 0.5)
 
 
 def test_each_matrix_and_pass_has_tiles_of_its_own() -> None:

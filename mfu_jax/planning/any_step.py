@@ -94,7 +94,8 @@ def plan(
         limits=Limits(seconds=compile_seconds, memory_bytes=round(compile_gib * 2**30)),
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
-    plan = make_plan(program, target, work=replace(work, mesh=axes), flags=flags)
+    work = replace(work, mesh=axes)
+    plan = make_plan(program, target, work=work, flags=flags, is_new=True)
     return plan.with_notes(*notes, *compiled_notes, *work_notes)
 
 

@@ -127,7 +127,8 @@ def compiled_plan(
         profile = planned_profile(program, target, work)
         program, notes = compiled(replace(request, profile=profile))
         notes = (*notes, _OWN_PROFILE)
-    plan = make_plan(program, target, work=work, flags=given, follows_run=run_flags is not None)
+    follows = run_flags is not None
+    plan = make_plan(program, target, work=work, flags=given, follows_run=follows, is_new=True)
     plan = plan.with_notes(*notes, *unknown)
     return replace(plan, model=source.named(values))
 

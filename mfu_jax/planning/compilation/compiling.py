@@ -133,7 +133,8 @@ def compile_program(
     """Compiles for chips that are not attached.
 
     A TPU's compiler is stopped once the program is scheduled: machine code changes nothing of it.
-    So an error that only machine code has, such as a kernel too large for VMEM, is mostly not seen.
+    So an error that only machine code has is mostly not seen; `result.vmem` looks for kernels that
+    are too large for VMEM.
 
     Args:
         request: the program and the chips.

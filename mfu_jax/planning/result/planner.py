@@ -19,6 +19,7 @@ from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
 from mfu_jax.planning.result.plan import UNITS, Plan, StepWork, is_much_recomputed
+from mfu_jax.planning.result.vmem import check_kernels
 from mfu_jax.planning.step_time import compared_runs, links
 from mfu_jax.planning.step_time.attention_kernels import (
     AS_COMPILED,
@@ -86,6 +87,7 @@ def make_plan(
     residuals: tuple[float, float] | None = None,
     flags: Sequence[str] = (),
     follows_run: bool = False,
+    is_new: bool = False,
 ) -> Plan:
     """Plans a compiled program.
 
@@ -99,9 +101,12 @@ def make_plan(
         flags: compiler flags that the program was compiled with, as far as known.
         follows_run: whether they are a measured run's: without one for it, the chip's clock state
             was then the default.
+        is_new: whether it was compiled for the plan, without machine code, in which the compiler
+            may still have refused a kernel.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
+        UserError: a kernel does not fit into VMEM.
     """
     if isinstance(program, TooLarge):
         return _refused(target, program, work, flags, follows_run=follows_run)
@@ -109,6 +114,8 @@ def make_plan(
     is_at_state = follows_run or state not in ("", "default")
     clock = target.chip.clock_with(flags) if is_at_state else 1.0
     counter, costs, durations = _timed(program, target, work, efficiencies, clock)
+    if is_new:
+        check_kernels(counter.module, target.chip, flags)
     line = predicted_time(costs, durations, work.pipeline if work else None)
     if residuals is None:
         residuals = compared_runs.residuals(target.platform, work.experts if work else None)

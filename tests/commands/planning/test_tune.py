@@ -130,8 +130,8 @@ def test_a_search_from_a_run_begins_with_the_plan_of_the_run(flags, tmp_path, mo
     def compiled(request, **_):
         return Compiled(ProgramDump(text=TEXT))
 
-    def make_plan(program, target, *, work, flags, follows_run):
-        assert follows_run
+    def make_plan(program, target, *, work, flags, follows_run, is_new):
+        assert (follows_run, is_new) == (True, True)
         planned.append((target.chip.clock_with(flags), work.tiles, work.attention))
         return planner.make_plan(program, target, work=work, flags=flags, follows_run=True)
 

@@ -13,8 +13,8 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.reader import BodyReader, integer, integers, read_body
@@ -26,6 +26,8 @@ from mfu_jax.flops.executed.kernels.registry import (
     UnknownCost,
     register_kernel,
 )
+
+_Read = TypeVar("_Read")
 
 
 @register_kernel(MOSAIC_TPU)
@@ -45,23 +47,41 @@ def kernel_body(text: str) -> KernelBody:
     Raises:
         UnknownBodyError: jaxlib is not installed, or the body is of another version.
     """
+    return read_kernel(text, _read_module)
+
+
+def read_kernel(text: str, read: Callable[[Any], _Read]) -> _Read:
+    """What `read` makes of a kernel's parsed body.
+
+    Raises:
+        UnknownBodyError: as for `kernel_body`.
+    """
     try:
         raw = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise UnknownBodyError(f"its body cannot be read ({error})") from None
     # Bodies are stored in a version-stable form; the pass restores the plain dialects.
-    return read_body(raw, "tpu", "mosaic-serde{serialize=false}", _read_module)
+    return read_body(raw, "tpu", "mosaic-serde{serialize=false}", read)
+
+
+def kernel_function(module: Any) -> Any:
+    """The kernel's function: the one with a grid, or the only one."""
+    return _functions(module)[0]
+
+
+def _functions(module: Any) -> list[Any]:
+    """A module's functions with bodies, the one with a grid first."""
+    operations = (op.operation for op in module.body.operations)
+    functions = [f for f in operations if f.name == "func.func" and len(f.regions[0].blocks)]
+    if not functions:
+        raise UnknownBodyError("its body has no function")
+    return sorted(functions, key=lambda function: "iteration_bounds" not in function.attributes)
 
 
 def _read_module(module: Any) -> KernelBody:
-    """The kernel's function: the one with a grid, or the only one."""
-    operations = (op.operation for op in module.body.operations)
-    functions = [f for f in operations if f.name == "func.func" and len(f.regions[0].blocks)]
-    functions.sort(key=lambda function: "iteration_bounds" not in function.attributes)
+    functions = _functions(module)
     reader = BodyReader(_matmul)
     blocks = [reader.block(function.regions[0].blocks[0]) for function in functions]
-    if not blocks:
-        raise UnknownBodyError("its body has no function")
     if any(op.has_matmul for block in blocks[1:] for op in block.ops):
         raise UnknownBodyError("it multiplies in several functions")
     # A kernel without a grid runs once, and its arguments begin with the operands.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import unescaped
 from mfu_jax.flops.executed.kernels.bodies.body import (
@@ -24,6 +24,8 @@ from mfu_jax.flops.executed.kernels.bodies.body import (
 
 # FLOPs and operand dtype of an operation; None if it multiplies no matrices.
 MatmulRule = Callable[[Any], tuple[int, str] | None]
+
+_Read = TypeVar("_Read")
 
 _POSITIONS = {
     "tpu.program_id": POSITION,
@@ -144,9 +146,7 @@ class BodyReader:
         )
 
 
-def read_body(
-    raw: bytes, dialect: str, passes: str, read: Callable[[Any], KernelBody]
-) -> KernelBody:
+def read_body(raw: bytes, dialect: str, passes: str, read: Callable[[Any], _Read]) -> _Read:
     """Parses a kernel's MLIR, in bytecode or text, and reads it.
 
     Args:

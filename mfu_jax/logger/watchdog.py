@@ -236,19 +236,16 @@ class Watchdog(Monitor):
             "seconds_since_step": round(self._monotonic() - self._since, 3),
             "pid": os.getpid(),
         }
-        had_failed, self._has_failed = self._has_failed, True
+        news, had_failed = "is written again", self._has_failed
         try:
             os.makedirs(os.path.dirname(self._heartbeat), exist_ok=True)
             replace_file(Path(self._heartbeat), [f"{json.dumps(values)}\n".encode()])
             self._has_failed = False
         except OSError as error:
-            problem = (
-                f"cannot be written: {error}; it is tried again every {HEARTBEAT_SECONDS:.0f} s"
-            )
-        else:
-            problem = "is written again"
+            news = f"cannot be written: {error}; it is tried again every {HEARTBEAT_SECONDS:.0f} s"
+            self._has_failed = True
         if had_failed != self._has_failed:
-            _log.warning("the heartbeat %s %s", self._heartbeat, problem)
+            _log.warning("the heartbeat %s %s", self._heartbeat, news)
 
 
 def _stacks() -> str:

@@ -189,14 +189,11 @@ class RunLog:
 
     def compiled(self, event: CompileEvent) -> None:
         """A stage of a compilation that the run waited for has just ended."""
+        from mfu_jax.logger.timing.compile_events import add_span
+
         end = self.now()[1]
         with self.lock:
-            spans, begin = self._compiled, end - event.seconds
-            while spans and spans[-1][0] >= begin:  # nested stages are reported before it
-                spans.pop()
-            if spans and spans[-1][1] > begin:
-                begin = spans.pop()[0]
-            spans.append((begin, end))
+            add_span(self._compiled, end - event.seconds, end)
 
     @contextlib.contextmanager
     def compiling(self, log: CompileLog) -> Iterator[None]:

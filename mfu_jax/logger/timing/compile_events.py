@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from typing import Any
 
 from jax import monitoring
@@ -125,17 +125,27 @@ class CompileLog:
     def _add_span(self, thread_id: int, seconds: float) -> float:
         """Adds to `seconds` what no earlier event has; returns that."""
         end = self._monotonic()
-        start = end - seconds
-        known = 0.0
         with self._lock:
             spans = self._spans.setdefault(thread_id, deque(maxlen=_MOST_SPANS))
-            # Events arrive when a stage ends, so an inner trace arrives before the enclosing one.
-            while spans and spans[-1][0] >= start:
-                inner_start, inner_end = spans.pop()
-                known += inner_end - inner_start
-            if spans:  # the two clocks differ slightly
-                start = min(end, max(start, spans[-1][1]))
-            spans.append((start, end))
-            own = max(0.0, end - start - known)
+            own = add_span(spans, end - seconds, end)
             self.seconds += own
         return own
+
+
+def add_span(spans: MutableSequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Adds a stage of a compilation to earlier ones; returns the seconds that none of them had.
+
+    A stage is reported when it ends, so those inside it come before it.
+
+    >>> spans = [(1.0, 2.0), (13.0, 14.0)]
+    >>> add_span(spans, 10.0, 20.0), spans
+    (9.0, [(1.0, 2.0), (10.0, 20.0)])
+    """
+    known = 0.0
+    while spans and spans[-1][0] >= begin:
+        inner_begin, inner_end = spans.pop()
+        known += inner_end - inner_begin
+    if spans:  # its clock and JAX's differ slightly
+        begin = min(end, max(begin, spans[-1][1]))
+    spans.append((begin, end))
+    return max(0.0, end - begin - known)

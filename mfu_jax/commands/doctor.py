@@ -15,7 +15,6 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import columns, json_text
+from mfu_jax.util.optional_deps import versions_of
 from mfu_jax.util.yaml_files import read_mapping
 
 _PACKAGES = ("mfu-jax", "jax", "jaxlib", "numpy")
@@ -53,18 +53,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _versions() -> Iterator[_Check]:
     yield _Check("python", platform.python_version())
+    found = versions_of((*_PACKAGES, *_OPTIONAL, *_ALSO.values()))
     for name in _PACKAGES:
-        yield _Check(name, _version(name), f"pip install {name}", is_needed=True)
+        yield _Check(name, found.get(name, ""), f"pip install {name}", is_needed=True)
     for name, row in _OPTIONAL.items():
-        found = _version(name) or _version(_ALSO.get(name, name))
-        yield _Check(name, found, f"{row['use']}: pip install {row['install']}")
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
+        version = found.get(name) or found.get(_ALSO.get(name, ""), "")
+        yield _Check(name, version, f"{row['use']}: pip install {row['install']}")
 
 
 def _devices() -> Iterator[_Check]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -16,6 +15,7 @@ from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.executed.mesh_axes import mesh_of
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.names import AS_GIVEN
+from mfu_jax.util.optional_deps import versions_of
 
 if TYPE_CHECKING:
     import jax
@@ -101,7 +101,7 @@ def record(
         cost=dict(cost) if cost else None,
         memory=_memory(compiled.memory_analysis()),
         topology=topology,
-        versions=_versions() | runtime,
+        versions=versions_of(_PACKAGES) | runtime,
         parameter_shardings=tuple(parameter_shardings(compiled)),
         model=_model_flops(model, topology.devices),
         kernel_flops=dict(kernel_flops or {}),
@@ -116,16 +116,6 @@ def _memory(analysis: Any) -> dict[str, int] | None:
         return None
     fields = {name: getattr(analysis, name) for name in dir(analysis) if not name.startswith("_")}
     return {name: value for name, value in fields.items() if type(value) is int}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _topology(compiled: Any) -> tuple[Topology, dict[str, str]]:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 from mfu_jax.errors import UserError
 
 TRAIN = "'mfu-jax[train]'"
 QUANTIZE = "'mfu-jax[quantize]'"
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Those of the packages that are installed → their versions.
+
+    >>> versions_of(["no-such-package"])
+    {}
+    """
+    from importlib import metadata  # most commands never load it
+
+    found = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def require(module: str, user: str, *, install: str) -> Any:

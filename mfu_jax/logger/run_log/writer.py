@@ -10,7 +10,6 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import AppendOnlyFile
 from mfu_jax.storage.targets import OutputTarget, SpooledTarget
+from mfu_jax.util.optional_deps import versions_of
 
 if TYPE_CHECKING:
     from mfu_jax.logger.run_log.run_log import RunLog
@@ -237,16 +237,9 @@ def start_values(now: float, *, is_real: bool) -> dict[str, Any]:
         "boot": _boot_id() if is_real else "",
         "began_m": round(_began(now) if is_real else now, 6),
         "command": _SECRET.sub(r"\1***", command)[:_LONGEST_COMMAND],
-        "versions": {name: _version(name) for name in ("mfu-jax", "jax", "jaxlib")},
+        "versions": versions_of(("mfu-jax", "jax", "jaxlib")),
         "commit": commit_of(Path()),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def commit_of(folder: Path) -> str:

@@ -58,14 +58,20 @@ def one_line(message: str) -> str:
     >>> one_line("unknown key '\x1b[31m'\nhere")
     "unknown key '\\x1b[31m' here"
     """
-    line = _printable(message)
+    line = escaped(message.replace("\r", "").replace("\n", " "))
     half = _LONGEST_MESSAGE // 2 - 2
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:half]} … {line[-half:]}"
 
 
-def _printable(text: str) -> str:
-    text = text.replace("\r", "").replace("\n", " ")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def escaped(text: str) -> str:
+    r"""`text` with line breaks, control characters and lone surrogates escaped.
+
+    >>> escaped("loss\n\ud800")
+    'loss\\n\\ud800'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def first_line(error: BaseException) -> str:

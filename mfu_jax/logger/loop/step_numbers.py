@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfu_jax.errors import UserError
-from mfu_jax.logger.records.step_record import printable
+from mfu_jax.errors import UserError, escaped
 
 _log = logging.getLogger("mfu_jax")
 
@@ -97,7 +96,7 @@ def whole_number(step: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     raise UserError(
-        f"step {printable(repr(step)[:100])} is no whole number; expected 0, 1, 2, …",
+        f"step {escaped(repr(step)[:100])} is no whole number; expected 0, 1, 2, …",
         hint="usually the name of a file, or metrics and step were exchanged; pass int(step)",
     )
 

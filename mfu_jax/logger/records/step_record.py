@@ -17,17 +17,6 @@ _SEEN = ("eval/", "profile/")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def printable(text: str) -> str:
-    r"""`text` with line breaks, control characters and lone surrogates escaped.
-
-    >>> printable("loss\n\ud800")
-    'loss\\n\\ud800'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
     """Everything known about one step, on the host.

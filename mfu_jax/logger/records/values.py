@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfu_jax.logger.records.step_record import printable
+from mfu_jax.errors import escaped
 from mfu_jax.util.failsafe import Once
 
 _log = logging.getLogger("mfu_jax")
@@ -79,7 +79,7 @@ class MetricFilter:
             _log.warning(
                 "step_time_seconds=%s is no time of a step; expected seconds above 0\nhint: "
                 "usually a clock that failed; the logger's own measure is used",
-                printable(repr(value)[:100]),
+                escaped(repr(value)[:100]),
             )
         return seconds
 

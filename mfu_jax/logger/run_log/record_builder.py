@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 
+from mfu_jax.errors import escaped
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, diagnose
-from mfu_jax.logger.records.step_record import StepRecord, printable
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
 from mfu_jax.logger.records.values import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -104,7 +105,7 @@ class RecordBuilder:
         scalars["perf/logger_overhead_us"] = round(1e6 * step.overhead_seconds, 3)
         if step.spans:
             for name, spent in step.spans.items():
-                scalars[f"goodput/{printable(name)}_seconds"] = spent
+                scalars[f"goodput/{escaped(name)}_seconds"] = spent
         spent = sum(self._seconds_by_use.values())
         if spent > 0:
             scalars["goodput/train_fraction"] = self._seconds_by_use["train"] / spent
@@ -280,7 +281,7 @@ def _full_names(folder: str, *keys: Any) -> tuple[str, ...]:
     A name with a slash, like MaxText's, is already full; one with a leading underscore is not
     shown.
     """
-    texts = (printable(key if isinstance(key, str) else str(key)) for key in keys)
+    texts = (escaped(key if isinstance(key, str) else str(key)) for key in keys)
     return tuple(
         "" if text[:1] == "_" else text if "/" in text else f"{folder}/{text}" for text in texts
     )
@@ -291,7 +292,7 @@ def _compile_seconds(step: TimedStep) -> float:
 
 
 def _text(error: Exception) -> str:
-    return printable(str(error) or type(error).__name__)
+    return escaped(str(error) or type(error).__name__)
 
 
 def _device_with_memory_stats() -> Any:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError, nearest
+from mfu_jax.errors import UserError, first_line, nearest
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import shown
 from mfu_jax.util.yaml_files import model_file, model_names, read_mapping
@@ -26,7 +26,7 @@ def read_source(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
             path = path / "config.json"
         exists = path.exists()
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {shown(source)}: {_first_line(error)[:80]}") from None
+        raise UserError(f"cannot read {shown(source)}: {first_line(error)[:80]}") from None
     if not (path.suffix in (".yml", ".yaml", ".json") or exists or "/" in source):
         return read_mapping(model_file(source)), {}
     if not exists:
@@ -96,7 +96,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{path}: {error.what}", hint=error.hint) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not usable JSON: {_first_line(error)}") from None
+        raise UserError(f"{path} is not usable JSON: {first_line(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, got a {type(values).__name__}")
     if "model_type" not in values:
@@ -119,7 +119,3 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             hint="leave one of the two out",
         )
     return values
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -184,11 +184,11 @@ def test_a_run_that_ended_has_the_time_before_its_first_step(
 def test_slow_and_missing_hosts_have_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path, range(3))
+    path = write(tmp_path, range(3))
     slow = [{"process": 3, "cause": "data", "text": "process 3 (n3) is slow: data"}]
     hosts = [{"process": 3, "host": "n3", "step": 2}]
     view = {"step": 2, "processes": 8, "missing": [5, 6], "slow": slow, "hosts": hosts}
-    WrittenLog(tmp_path).line("hosts", 2.0, **view)
+    path.with_name("metrics.jsonl.hosts.json").write_text(json.dumps(view))
     lines = shown(capsys, tmp_path, "--once")
     start = next(number for number, line in enumerate(lines) if line.startswith("hosts"))
     assert [line.strip() for line in lines[start : start + 4]] == [

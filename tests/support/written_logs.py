@@ -15,10 +15,13 @@ class WrittenLog:
     Args:
         folder: of the run.
         process: number of the process.
+        version: 1 for a journal of mfu_jax 0.1.0.
     """
 
-    def __init__(self, folder: Path, process: int = 0) -> None:
-        self.path = folder / f"metrics.jsonl.events.{process}.jsonl"
+    def __init__(self, folder: Path, process: int = 0, version: int = 2) -> None:
+        kind = "journal" if version == 1 else "events"
+        self.path = folder / f"metrics.jsonl.{kind}.{process}.jsonl"
+        self.version = version
         self.unix = UNIX
         self._process = process
         self._number = 0
@@ -26,7 +29,8 @@ class WrittenLog:
         self._silences: list[list[tuple[float, float]]] = []  # of each start: weight, seconds
 
     def line(self, event: str, m: float, **values: Any) -> None:
-        head = {"e": event, "seq": self._number, "t": self.unix + m, "m": m}
+        number = {} if self.version == 1 else {"seq": self._number}
+        head = {"e": event, **number, "t": self.unix + m, "m": m}
         self._number += 1
         if event != "start":
             self._add_silences(m)
@@ -35,11 +39,12 @@ class WrittenLog:
             file.write(json.dumps({**head, **values}, separators=(",", ":")) + "\n")
 
     def start(self, began: float, m: float, **values: Any) -> None:
-        known = {"version": 2, "process": self._process, "processes": 1, "host": "a"}
+        known = {"version": self.version, "process": self._process, "processes": 1, "host": "a"}
         more = {"pid": 7, "boot": "b", "began_m": began}
+        mark = {"mark_us": 50_000} if self.version == 1 else {}
         self._number, self._began, self._alive = 0, began, m
         self._silences.append([])
-        self.line("start", m, **{**known, **more, **values})
+        self.line("start", m, **{**known, **more, **mark, **values})
 
     def steps(self, end: float, first: int, us: list[int], **values: Any) -> None:
         self.line("steps", end, first=first, us=us, **values)
@@ -48,13 +53,15 @@ class WrittenLog:
         more = {} if seconds is None else {"us": round(1e6 * seconds)}
         self.line("span", begin, name=name, **values, **more)
 
-    def alive(self, m: float) -> None:
-        self.line("alive", m)
+    def alive(self, m: float, waited: float = 0.0, **values: Any) -> None:
+        """Version 1: with the wait for data since the last step."""
+        waits = {"wait_us": round(1e6 * waited)} if self.version == 1 else {}
+        self.line("alive", m, **waits, **values)
 
     def stop(self, m: float, how: str = "clean") -> None:
         self.line("stop", m, how=how)
 
-    def alive_before(self, end: float) -> None:
+    def alive_before(self, end: float, **values: Any) -> None:
         """The last sign of life of a process that lived until `end`, as far as can be told."""
         silence, known = 0.0, [*self._silences[-1]]
         for _ in range(20):
@@ -62,7 +69,7 @@ class WrittenLog:
             self._add_silences(end - silence)
             silence = self.silence(-1)
         self._silences[-1] = known
-        self.alive(end - silence)
+        self.alive(end - silence, **values)
 
     def silence(self, start: int = 0) -> float:
         """Seconds that a process lived after its last sign of life, on average.
@@ -70,6 +77,8 @@ class WrittenLog:
         Args:
             start: which process.
         """
+        if self.version == 1:
+            return 0.025
         found = self._silences[start]
         return round(sum(w * d * d for w, d in found) / sum(2 * w * d for w, d in found), 6)
 

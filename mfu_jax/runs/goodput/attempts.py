@@ -1,6 +1,9 @@
 """Reads the run logs of a run's processes; imports neither jax nor numpy.
 
-`mfu_jax.logger.run_log.events` describes their lines.
+`mfu_jax.logger.run_log.events` describes their lines. Those of version 1, which mfu_jax 0.1.0 wrote
+as ``….journal.N.jsonl``, differ: ``start`` has mark_us, the time between two signs of life;
+``alive`` has wait_us, the wait for data since the last step, and silence_us, the mean age of the
+last sign of life at a random moment; and the file's time tells nothing.
 """
 
 from __future__ import annotations
@@ -105,6 +108,8 @@ class LoggedAttempt:
         began: start of the process.
         silence_seconds: average age of its last sign of life at a random moment.
         alive: time of its last sign of life.
+        wait_seconds: how long it had waited for data by then, since its last known step; None: only
+            long waits are known, as spans.
         how: why it stopped; empty: not recorded.
         blocks: its steps.
         spans: name, begin and end (None: still open) of its pauses.
@@ -119,8 +124,9 @@ class LoggedAttempt:
     boot: str
     offset: float
     began: float
+    silence_seconds: float
     alive: float
-    silence_seconds: float = 0.0
+    wait_seconds: float | None = None
     how: str = ""
     blocks: list[StepBlock] = field(default_factory=list)
     spans: list[tuple[str, float, float | None]] = field(default_factory=list)
@@ -147,6 +153,8 @@ class LoggedAttempt:
             unseen_us: from its last sign of life to its end.
         """
         last = self.blocks[-1]
+        if self.wait_seconds is not None:
+            return 1e6 * self.wait_seconds + unseen_us * last.wait_fraction
         if any(name == DATA_WAIT for name, _, _ in self.spans):
             return 0.0
         waits = [wait for wait in last.data_us if wait < 2e6 * self.silence_seconds]
@@ -185,6 +193,7 @@ class _LogReader:
         self.notes: list[str] = []
         self._name = name
         self._attempt: LoggedAttempt | None = None
+        self._version = VERSION
         self._process_began = 0.0
         self._offset = 0.0  # wall clock − monotonic clock, at the last line
         self._spans: dict[tuple[str, float], float | None] = {}
@@ -203,7 +212,8 @@ class _LogReader:
             try:
                 self._take(json.loads(line))
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
-                is_whole = line.endswith(b"\n")  # else it is just being written
+                # A line that is just being written is not broken, nor are spaces of version 1.
+                is_whole = self._version == 1 or line.endswith(b"\n")
                 self._broken += is_whole and not line.isspace()
         if modified is not None:
             self._seen(modified)
@@ -228,12 +238,14 @@ class _LogReader:
                 take(self._attempt, values)
 
     def _start(self, values: dict[str, Any]) -> LoggedAttempt | None:
-        if values["version"] != VERSION:
+        self._version = values["version"]
+        if self._version not in (1, VERSION):
             self.notes.append(
-                f"{self._name}: a process wrote version {values['version']!r}; this mfu_jax reads "
-                f"version {VERSION}; its time counts as down time"
+                f"{self._name}: a process wrote version {self._version!r}; this mfu_jax reads "
+                f"versions 1 and {VERSION}; its time counts as down time"
             )
             return None
+        is_old = self._version == 1
         self._offset = float(values["t"]) - float(values["m"])
         self._process_began = float(values["began_m"])
         self._sum = self._squares = 0.0
@@ -244,6 +256,8 @@ class _LogReader:
             boot=f"{values['host']} {values['boot']}" if values["boot"] else "",
             offset=self._offset,
             began=self._process_began,
+            silence_seconds=float(values["mark_us"]) / 2e6 if is_old else 0.0,
+            wait_seconds=0.0 if is_old else None,
             alive=float(values["m"]),
         )
 
@@ -270,7 +284,9 @@ class _LogReader:
     def _seen(self, wall: float) -> None:
         """The log's file changed at that time; a copy's time means nothing."""
         attempt, moment = self._attempt, wall - self._offset
-        if attempt and attempt.alive < moment <= attempt.alive + 2 * QUIET_SECONDS:
+        if attempt is None or self._version == 1:
+            return
+        if attempt.alive < moment <= attempt.alive + 2 * QUIET_SECONDS:
             attempt.alive = moment
 
     def _finish(self) -> None:
@@ -282,10 +298,11 @@ class _LogReader:
             return
         attempt.blocks.sort(key=lambda block: block.end_m)
         attempt.spans = [(name, begin, end) for (name, begin), end in spans.items()]
-        attempt.silence_seconds = self._silence(attempt.alive - self._process_began)
-        if attempt.blocks:  # known steps have their waits
-            known = attempt.blocks[-1].end_m - attempt.blocks[-1].us[-1] / 2e6
-            attempt.spans = [s for s in attempt.spans if s[0] != DATA_WAIT or s[1] > known]
+        if self._version > 1:
+            attempt.silence_seconds = self._silence(attempt.alive - self._process_began)
+            if attempt.blocks:  # known steps have their waits
+                known = attempt.blocks[-1].end_m - attempt.blocks[-1].us[-1] / 2e6
+                attempt.spans = [s for s in attempt.spans if s[0] != DATA_WAIT or s[1] > known]
         for number, us, end_m in early:  # a kill during a pause may lose the step's own line
             if attempt.last_step is None or number > attempt.last_step:
                 _add_unwritten(attempt, number, end_m - us / 1e6)
@@ -310,7 +327,8 @@ class _LogReader:
             data_us=data_us,
             cost=(values.get("kind", "step"), values.get("optimal_s"), values.get("executed_s")),
         )
-        if not attempt.blocks or not attempt.blocks[-1].join(block):
+        is_long = self._version == 1  # its line was rewritten as long as it grew
+        if is_long or not attempt.blocks or not attempt.blocks[-1].join(block):
             attempt.blocks.append(block)
 
     def _on_span(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
@@ -323,6 +341,12 @@ class _LogReader:
 
     def _on_compile(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
         attempt.compiled += [(float(begin), float(us) / 1e6) for begin, us in values["spans"]]
+
+    def _on_alive(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
+        if self._version == 1:
+            attempt.wait_seconds = float(values["wait_us"]) / 1e6
+            if "silence_us" in values:
+                attempt.silence_seconds = float(values["silence_us"]) / 1e6
 
     def _on_stop(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
         attempt.how = str(values["how"])
@@ -373,6 +397,9 @@ def _add_unwritten(attempt: LoggedAttempt, stop: int, until: float) -> None:
     if count <= 0 or left <= 0:
         return
     waited = left * before.wait_fraction
+    if attempt.wait_seconds is not None:
+        waited = min(waited, attempt.wait_seconds)
+        attempt.wait_seconds -= waited
     us, gap_us = round(1e6 * (left - waited) / count), round(1e6 * waited / count)
     gaps = [gap_us] * count
     attempt.blocks.append(

@@ -14,7 +14,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import StepRecord, record_of
 from mfu_jax.logger.run_log.events import HOSTS, START, STOP, events_name
 from mfu_jax.runs.metrics.lines import object_of
-from mfu_jax.runs.metrics.run_files import metrics_file_of
+from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
 from mfu_jax.runs.report.setup import Setup, read_setup
 from mfu_jax.storage.addresses import Address, path_of
 
@@ -71,6 +71,11 @@ class GrowingFile:
         self._identity: tuple[int, int] | None = None
         self._offset = 0
         self._torn = b""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was such a file."""
+        return self._identity is not None
 
     def new_lines(self) -> list[bytes]:
         """The lines since the last call; none if there is no file for now.
@@ -136,6 +141,8 @@ class MetricsTail:
                 self.hosts = object_of(line) or self.hosts
             elif line.startswith((_START, _STOP)):
                 self.has_ended = line.startswith(_STOP)
+        if not self._events.is_known:  # of version 0.1.0
+            self.hosts = read_beside(str(self.path), HOSTS)
         replaced = self._records.replaced
         lines = self._records.new_lines()
         if self._records.replaced > replaced:

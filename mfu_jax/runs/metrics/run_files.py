@@ -1,4 +1,8 @@
-"""The files of a run: its metrics file, and what its processes wrote beside it."""
+"""The files of a run: its metrics file, and what its processes wrote beside it.
+
+Version 0.1.0 wrote a journal, ``….journal.N.jsonl``, in place of the events file of process N, and
+JSON files such as ``….setup.json`` in place of some events.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from mfu_jax.storage.addresses import Address, filesystem_of, open_object, open_
 from mfu_jax.util.formatting import counted
 from mfu_jax.util.user_files import line_blocks, opened
 
-_LOG = re.compile(r"(.+)\.events\.\d+(?:\.\d+)?\.jsonl")
+_LOG = re.compile(r"(.+)\.(?:events|journal)\.\d+(?:\.\d+)?\.jsonl")
 _HEAD = ("e", "seq", "t", "m")  # of every event
 _EXPECTED = "the events of a run"
 
@@ -69,7 +73,7 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
 
 
 def run_logs(metrics_file: Path | Address) -> Iterator[RunLogLines]:
-    """The logs beside a metrics file, each open until the next.
+    """The logs beside a metrics file, of this version and of 0.1.0, each open until the next.
 
     Raises:
         UserError: one cannot be read.
@@ -84,14 +88,20 @@ def run_logs(metrics_file: Path | Address) -> Iterator[RunLogLines]:
 
 
 def read_beside(metrics_file: str, kind: str) -> dict[str, Any]:
-    """The values of the last event of a kind in the log of process 0; empty if there is none.
+    """The values of the last event of a kind in the log of process 0: ``setup`` or ``hosts``.
+
+    Without one, version 0.1.0's ``<metrics_file>.<kind>.json``; empty if there is neither.
 
     Args:
         metrics_file: its path or address; ``-``: standard input, with nothing beside it.
-        kind: of the event: ``setup``, ``hosts``, ….
+        kind: of the event.
     """
+    metrics = path_of(metrics_file)
     try:
-        return _values_of(_last_event(path_of(metrics_file), kind))
+        if found := _last_event(metrics, kind):
+            return _values_of(found)
+        with open_place(metrics.parent / f"{metrics.name}.{kind}.json", "JSON") as file:
+            return object_of(file.read())
     except UserError:
         return {}
 

@@ -164,6 +164,20 @@ def test_only_steps_that_continue_a_block_are_added_to_it(
     assert list(range(block.first, block.last + 1, block.by)) == numbers
 
 
+def test_a_run_that_was_begun_by_an_older_version(tmp_path: Path) -> None:
+    old, new = WrittenLog(tmp_path, version=1), WrittenLog(tmp_path)
+    old.start(0.0, 1.0)
+    old.steps(12.0, 0, [S] * 10)
+    old.stop(12.0, "SIGTERM")
+    new.start(20.0, 21.0)
+    new.steps(32.0, 10, [S] * 10)
+    new.stop(32.0)
+    run = read_run(tmp_path, now=LATER)
+    assert (run.steps, run.restarts, run.lost_steps) == (20, 1, 0)
+    assert {k: v for k, v in run.time.items() if v} == {"train": 20, "startup": 4, "down": 8}
+    assert [attempt.how for attempt in run.attempts] == ["SIGTERM", "clean"]
+
+
 def test_lines_cut_the_time_between_two_signs_of_life(tmp_path: Path) -> None:
     """After 160 s a sign comes every 0.2 s; a line every 0.3 s leaves silences of 0.2 and 0.1 s."""
     log = WrittenLog(tmp_path)

@@ -110,6 +110,11 @@ def test_the_last_exchange_of_the_hosts_is_followed(tmp_path: Path) -> None:
     follower = MetricsTail(path)
     follower.update()
     assert follower.hosts == {}
+    old = path.with_name("metrics.jsonl.hosts.json")
+    for step in (1, 2):  # of version 0.1.0
+        old.write_text(json.dumps({"step": step}))
+        follower.update()
+        assert follower.hosts["step"] == step
     log = WrittenLog(tmp_path)
     log.start(0.0, 1.0)
     for step in (3, 4):

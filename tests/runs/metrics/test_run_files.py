@@ -1,7 +1,8 @@
-"""What lies beside a metrics file: run logs."""
+"""What lies beside a metrics file: run logs, and what version 0.1.0 wrote in place of events."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import fsspec
@@ -49,6 +50,15 @@ def test_the_log_of_an_overlapping_process_counts_if_it_is_later(tmp_path: Path)
     assert read_setup(str(tmp_path / "metrics.jsonl")).devices == 32
 
 
+def test_without_an_event_the_file_of_an_old_run_is_read(tmp_path: Path) -> None:
+    WrittenLog(tmp_path).start(0.0, 1.0)
+    old = {"values": {"devices": "4 × A100"}, "texts": {}}
+    (tmp_path / "metrics.jsonl.setup.json").write_text(json.dumps(old))
+    assert read_setup(str(tmp_path / "metrics.jsonl")).devices == 4
+    begun(tmp_path)
+    assert read_setup(str(tmp_path / "metrics.jsonl")).devices == 16
+
+
 def test_a_line_in_the_middle_of_a_large_log_is_found(tmp_path: Path) -> None:
     log = begun(tmp_path)
     with log.path.open("a") as file:
@@ -56,7 +66,7 @@ def test_a_line_in_the_middle_of_a_large_log_is_found(tmp_path: Path) -> None:
     assert read_setup(str(tmp_path / "metrics.jsonl")).devices == 16
 
 
-@pytest.mark.parametrize("beside", ["events.0", "events.3.2"])
+@pytest.mark.parametrize("beside", ["events.0", "events.3.2", "journal.0"])
 def test_logs_beside_a_metrics_file_are_no_metrics(tmp_path: Path, beside: str) -> None:
     (tmp_path / f"train.jsonl.{beside}.jsonl").touch()
     assert metrics_file_of(tmp_path) == tmp_path / "train.jsonl"

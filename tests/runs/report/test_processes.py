@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,14 +35,8 @@ def write_hosts(folder: Path) -> Path:
     before = view_of(reports, count=6, period=100, compares_cpu=False)
     view = view_of(reports, count=6, period=100, compares_cpu=False, before=before)
     metrics = write_run(folder / "metrics.jsonl", [1.0] * 30)
-    WrittenLog(folder).line("hosts", 2.0, **view.to_json())
+    (folder / "metrics.jsonl.hosts.json").write_text(json.dumps(view.to_json()))
     return metrics
-
-
-def logged(folder: Path) -> dict[str, Any]:
-    """The values of the last line of a log."""
-    values = json.loads((folder / "metrics.jsonl.events.0.jsonl").read_text().splitlines()[-1])
-    return {name: value for name, value in values.items() if name not in ("e", "seq", "t", "m")}
 
 
 def test_the_slow_and_the_missing_come_first(tmp_path: Path) -> None:
@@ -64,7 +57,8 @@ def test_the_slow_and_the_missing_come_first(tmp_path: Path) -> None:
 def test_page_and_json_have_what_the_file_has(tmp_path: Path) -> None:
     write_hosts(tmp_path)
     run = read_run_data(str(tmp_path), Options())
-    assert run.answer["hosts"] == logged(tmp_path)
+    written = json.loads((tmp_path / "metrics.jsonl.hosts.json").read_text())
+    assert run.answer["hosts"] == written
     text = page([run])
     assert "Hosts" in [e.text for e in html_pages.elements(text) if e.tag == "h2"]
     table = text[text.index('data-by="process"') :]
@@ -72,19 +66,23 @@ def test_page_and_json_have_what_the_file_has(tmp_path: Path) -> None:
     assert "<b>x" not in text
 
 
-def test_the_last_exchange_counts(tmp_path: Path) -> None:
+def test_a_logged_exchange_is_read_like_the_file(tmp_path: Path) -> None:
     write_hosts(tmp_path)
-    view = logged(tmp_path)
-    WrittenLog(tmp_path).line("hosts", 3.0, **{**view, "step": 500})
-    found = read_processes(str(tmp_path / "metrics.jsonl"))
-    assert found is not None
-    assert found.step == 500
+    file = tmp_path / "metrics.jsonl.hosts.json"
+    of_file, view = read_processes(str(tmp_path / "metrics.jsonl")), json.loads(file.read_text())
+    file.unlink()
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.line("hosts", 2.0, **{**view, "step": 3})
+    log.line("hosts", 3.0, **view)
+    assert read_processes(str(tmp_path / "metrics.jsonl")) == of_file
+    assert read_run_data(str(tmp_path), Options()).answer["hosts"] == view
 
 
-@pytest.mark.parametrize("values", [{}, {"missing": 3}, {"missing": [], "slow": [], "hosts": [1]}])
-def test_a_damaged_exchange_is_no_table(values: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"missing": 3}', '{"hosts": [1]}'])
+def test_a_damaged_file_is_no_table(text: str, tmp_path: Path) -> None:
     write_hosts(tmp_path)
-    WrittenLog(tmp_path).line("hosts", 3.0, **values)
+    (tmp_path / "metrics.jsonl.hosts.json").write_text(text)
     run = read_run_data(str(tmp_path), Options())
     assert run.answer["hosts"] is None
     assert "Hosts" not in [e.text for e in html_pages.elements(page([run])) if e.tag == "h2"]

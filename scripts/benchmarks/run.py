@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest, one_line
-from mfu_jax.logger.records.summary import StepStatistics
 from mfu_jax.planning.tune.attached_devices import AttachedDevices
 from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY
-from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.runs.report.setup import read_setup
+from mfu_jax.trainer.planned.trial_run import run_totals
 from mfu_jax.util.child_process import last_line, run_logged
 from mfu_jax.util.formatting import columns
 from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
@@ -46,7 +45,7 @@ class BenchmarkResult:
     name: str
     status: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Baseline = dataclasses.field(default_factory=Baseline)
     pytorch: Baseline = dataclasses.field(default_factory=Baseline)
     peak: str = ""
@@ -134,10 +133,10 @@ def run_benchmark(
     result = BenchmarkResult(name=name, status=status, settings=settings, log=str(log))
     if status != "ok":
         return result
-    try:
-        metrics = summarize(metrics_file)
-    except UserError as error:
-        return dataclasses.replace(result, status=f"failed: {error}")
+    metrics = run_totals(metrics_file)
+    if not metrics["steps"]:
+        why = f"{metrics_file} has no measured step after compilation and warm-up"
+        return dataclasses.replace(result, status=f"failed: {why}; pass a larger --steps")
     peak = read_setup(str(metrics_file)).values.get("peak of one device", "")
     return dataclasses.replace(result, metrics=metrics, peak=str(peak))
 
@@ -155,33 +154,6 @@ def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeo
     if OUT_OF_MEMORY.search(text):
         return _TOO_LARGE
     return f"failed with exit code {code}: {last_line(text)[:200]}"
-
-
-def summarize(path: Path) -> dict[str, float]:
-    """Statistics of a metrics file: compile and warm-up steps excluded, rates over the total time.
-
-    Raises:
-        UserError: it has no measured step.
-    """
-    run = read_metrics(path)
-    statistics = StepStatistics()
-    for kind, segment in run.segments(warmup_steps=0):
-        if kind == "step":
-            statistics.add_many(segment.columns)
-    if not len(statistics):
-        raise UserError(
-            f"{path} has no measured step; expected some after compilation and warm-up; pass a "
-            "larger --steps"
-        )
-    compiled, held = (
-        [step.scalars.get(name, 0.0) for step in run.steps]
-        for name in ("compile/seconds", "memory/peak_bytes_in_use")
-    )
-    return {
-        **statistics.fields(),
-        "compile_seconds": sum(compiled),
-        "peak_memory_bytes": max(held),
-    }
 
 
 _COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {

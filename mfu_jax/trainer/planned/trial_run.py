@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, unmeasured
 from mfu_jax.util.child_process import child_environment, last_line, run_logged
@@ -90,23 +91,29 @@ def flags_variable(platform: str) -> str:
     return "LIBTPU_INIT_ARGS" if platform == "tpu" else "XLA_FLAGS"
 
 
-def _measured(metrics: Path, devices_per_chip: int) -> Trial:
-    summary = json.loads(metrics.with_name(f"{metrics.name}.summary.json").read_text())
+def run_totals(metrics: Path) -> dict[str, Any]:
+    """The totals of a finished run, and the largest of its steps' ``memory/peak_bytes_in_use``."""
+    totals = json.loads(metrics.with_name(f"{metrics.name}.summary.json").read_text())
     peaks = [0.0]
     for line in metrics.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):
             peaks.append(json.loads(line).get("memory/peak_bytes_in_use") or 0.0)
-    seconds, mean = summary["median_seconds"], summary["mean_seconds"]
+    return {**totals, "peak_memory_bytes": max(peaks)}
+
+
+def _measured(metrics: Path, devices_per_chip: int) -> Trial:
+    totals = run_totals(metrics)
+    seconds, mean = totals["median_seconds"], totals["mean_seconds"]
     if not seconds:
         return unmeasured("no step was measured")
-    rate = summary["tokens_per_sec_per_device"]
+    rate, mfu = totals["tokens_per_sec_per_device"], totals["mfu"]
     return Trial(
         by="run",
         source="measured",
         fits=True,
-        memory_peak_bytes=round(max(peaks)) or None,
+        memory_peak_bytes=round(totals["peak_memory_bytes"]) or None,
         step_time_seconds=seconds,
-        # the summary's rates are those of the mean step
+        # the totals' rates are those of the mean step
         tokens_per_sec_per_chip=None if rate is None else rate * mean / seconds * devices_per_chip,
-        mfu=None if summary["mfu"] is None else summary["mfu"] * mean / seconds,
+        mfu=None if mfu is None else mfu * mean / seconds,
     )

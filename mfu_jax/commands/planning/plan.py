@@ -256,7 +256,7 @@ def _compiled(
 
 def _sweep(arguments: Arguments, target: Target) -> int:
     from mfu_jax.planning.tune.evidence import Trial, TrialLog
-    from mfu_jax.planning.tune.result import tune_verdict
+    from mfu_jax.planning.tune.result import show
     from mfu_jax.planning.tune.running import Tuning, planned, tune
     from mfu_jax.planning.tune.space import Point, Space, listed_axes, seconds_of
 
@@ -293,11 +293,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
         TrialLog(None, {}),
         _progress,
     )
-    if "--json" in arguments.flags:
-        print(json_text({"verdict": tune_verdict(result).to_json(), **result.to_json()}))
-    else:
-        print(result)
-    return 0 if result.winner else 1
+    return show(result, is_json="--json" in arguments.flags)
 
 
 def _progress(word: str) -> None:

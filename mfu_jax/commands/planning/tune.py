@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import shlex
@@ -46,16 +47,12 @@ from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, load_run
-from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.step_sources import compiled_plan
-from mfu_jax.planning.targets import (
-    CHIPS,
-    Target,
-    target_of,
-)
-from mfu_jax.planning.tune.attached_devices import attached
+from mfu_jax.planning.targets import CHIPS, Target, target_of
+from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
-from mfu_jax.planning.tune.result import tune_verdict
+from mfu_jax.planning.tune.result import show
 from mfu_jax.planning.tune.running import Tuning, planned, tune
 from mfu_jax.planning.tune.space import BATCH, Point, Space, is_swept, listed, seconds_of
 from mfu_jax.trainer.config.pyconfig import Config, load
@@ -64,7 +61,6 @@ from mfu_jax.trainer.planned.planned_step import TrainerStep
 from mfu_jax.trainer.planned.trial_run import WARMUP_STEPS, flags_variable, trial_run
 from mfu_jax.trainer.planned.tuned_axes import ACCUMULATION, TOKENS, axes_of
 from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
-from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import field_types, number_of, typed
 
 _OWN = (
@@ -78,15 +74,10 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if nothing fits."""
     arguments = parse(argv, flags=("--json", "--run"))
     search = _Command(arguments)
-    with contextlib.closing(TrialLog(search.evidence_path(), search.about())) as evidence:
+    path = search.evidence_path()
+    with contextlib.closing(TrialLog(path, search.about())) as evidence:
         result = tune(search.tuning(), evidence, _progress)
-    verdict = tune_verdict(result)
-    if "--json" in arguments.flags:
-        shown = {"evidence": str(search.evidence_path()), **result.to_json()}
-        print(json_text({"verdict": verdict.to_json(), **shown}))
-    else:
-        print(f"{result}\nevidence: {search.evidence_path()}")
-    return 0 if result.winner else 1
+    return show(result, is_json="--json" in arguments.flags, evidence=str(path))
 
 
 class _Command:
@@ -124,14 +115,25 @@ class _Command:
                 "run on the attached devices",
                 hint="pass topology=… or hardware=…, too, or leave it out",
             )
-        self.devices = attached() if self.has_runs else None
-        self.target = self._target()
-        platform, count = self._platform()
-        chip = self.target.chip if self.target else None
+        self.devices: AttachedDevices | None = None
+        self.target: Target | None
+        if self.has_runs:
+            devices = self.devices = attached()
+            self.target = devices.target()
+            self.platform, count = devices.platform, devices.count
+            self.limit_bytes = devices.memory_bytes
+        else:
+            is_given = values.get("topology") or values.get("hardware")
+            target = self.of_run.target if self.of_run and not is_given else target_of(values)
+            self.target = target
+            self.platform, count = "gpu" if target.platform == "cuda" else "tpu", target.devices
+        self.chip = chip = self.target.chip if self.target else None
+        if chip:
+            self.limit_bytes = chip.usable_memory_bytes
         axes, self.fixed = axes_of(
             self._config({key: text for key, text in given.items() if not is_swept(text)}),
             given,
-            platform=platform,
+            platform=self.platform,
             devices=count,
             chip=chip,
             runs=self.has_runs,
@@ -139,7 +141,6 @@ class _Command:
             precisions=_words(values.get("precisions", "")),
             flags=self.of_run.flags if self.of_run else (),
         )
-        self.platform, self.chip = platform, chip
         self.space = Space(axes)
         self.tokens = self._tokens(self.space.start) if TOKENS in keep else 0.0
         self.source = None if self.target is None else TrainerStep(self.target, self.files)
@@ -149,20 +150,6 @@ class _Command:
 
     def _config(self, keys: Mapping[str, str]) -> Config:
         return load(self._words(keys))
-
-    def _target(self) -> Target | None:
-        """The chips to plan for; None: attached devices for which there is no compiler."""
-        values = self.values
-        if self.of_run and not (values.get("topology") or values.get("hardware")):
-            return self.of_run.target
-        return target_of(values) if self.devices is None else self.devices.target()
-
-    def _platform(self) -> tuple[str, int]:
-        if self.devices is not None:
-            return self.devices.platform, self.devices.count
-        if self.target is None:
-            raise ValueError("neither devices nor chips")
-        return ("gpu" if self.target.platform == "cuda" else "tpu"), self.target.devices
 
     def about(self) -> dict[str, Any]:
         """What all trials have in common."""
@@ -195,21 +182,16 @@ class _Command:
             chip=self.chip.name if self.chip else "",
             space=self.space,
             flags=self.command_line,
-            plan=self.plan if self.target else None,
+            plan=functools.partial(self.plan, self.source) if self.source else None,
             run=self.run if self.has_runs else None,
             invalid=self.invalid,
-            limit_bytes=self._limit_bytes(),
+            limit_bytes=self.limit_bytes,
             budget_seconds=self.budget,
             most_plans=number_of(values, "plans", int, is_positive=True),
             most_runs=number_of(values, "runs", int, is_positive=True),
             steps=WARMUP_STEPS + self.steps,
             notes=self.notes,
         )
-
-    def _limit_bytes(self) -> int:
-        if self.target:
-            return self.target.chip.usable_memory_bytes
-        return self.devices.memory_bytes if self.devices else 0
 
     def keys(self, point: Point) -> tuple[dict[str, str], dict[str, str]]:
         """The trainer's keys of a point, and its compiler flags."""
@@ -253,32 +235,28 @@ class _Command:
         config = self._config(self.keys(point)[0])
         return float(getattr(config, BATCH) * getattr(config, ACCUMULATION))
 
-    def plan(self, point: Point, seconds: float) -> Trial:
+    def plan(self, source: TrainerStep, point: Point, seconds: float) -> Trial:
         """A plan of a point's step."""
-        source, target = self.source, self.target
-        if source is None or target is None:
-            raise ValueError("no chips to plan for")
         keys, flags = self.keys(point)
         most = number_of(self.values, "compile_seconds", float, Limits.seconds)
-        return planned(
-            lambda: compiled_plan(
+
+        def make() -> Plan:
+            work = None  # as the source says; of a run's step, with the run's kernels
+            if run := self.of_run:
+                work = source.work(keys)
+                work = dataclasses.replace(work, tiles=run.tiles, attention=run.attention)
+            return compiled_plan(
                 source,
-                target,
+                source.target,
                 keys,
                 limits=Limits(seconds=min(most, seconds)),
                 folder=cache.chosen_folder(self.values),
                 flags=(*self.flags, *(f"{key}={text}" for key, text in flags.items())),
-                run_flags=() if self.of_run else None,  # the run's are among the point's
-                work=self._work(keys),
+                run_flags=() if run else None,  # the run's are among the point's
+                work=work,
             )
-        )
 
-    def _work(self, keys: Mapping[str, str]) -> StepWork | None:
-        """The work of a step with the run's kernels; None without a run: as the source says."""
-        run, source = self.of_run, self.source
-        if run is None or source is None:
-            return None
-        return dataclasses.replace(source.work(keys), tiles=run.tiles, attention=run.attention)
+        return planned(make)
 
     def run(self, point: Point, seconds: float) -> Trial:
         """A few steps with a point's settings."""

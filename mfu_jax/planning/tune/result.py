@@ -11,7 +11,7 @@ from typing import Any
 from mfu_jax.hardware.chips import named
 from mfu_jax.planning.tune.evidence import Trial, speed
 from mfu_jax.planning.tune.space import differences
-from mfu_jax.util.formatting import columns, counted, percent
+from mfu_jax.util.formatting import columns, counted, json_text, percent
 from mfu_jax.verdict import COLUMNS, LikeRuns, NextStep, Verdict
 
 TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
@@ -166,6 +166,15 @@ def _gain(result: TuneResult) -> str:
     return f"{percent(result.gain_fraction)} faster than the start"
 
 
+def show(result: TuneResult, *, is_json: bool, **more: str) -> int:
+    """Prints a search's result, and what else to say; returns a command's exit code."""
+    if is_json:
+        print(json_text({"verdict": tune_verdict(result).to_json(), **more, **result.to_json()}))
+    else:
+        print("\n".join([str(result), *(f"{key}: {text}" for key, text in more.items())]))
+    return 0 if result.winner else 1
+
+
 def render_tune(result: TuneResult) -> str:
     """The search for the console."""
     return "\n".join(
@@ -253,14 +262,13 @@ def texts(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def with_pareto(trials: Sequence[Trial]) -> list[Trial]:
     """Marks those that fit and that no other beats in memory and time per token."""
-    candidates = [t for t in trials if t.fits and t.memory_peak_bytes and speed(t)]
-
-    def beaten(trial: Trial) -> bool:
-        return any(
-            (other.memory_peak_bytes or 0) <= (trial.memory_peak_bytes or 0)
-            and speed(other) >= speed(trial)
-            and (other.memory_peak_bytes, speed(other)) != (trial.memory_peak_bytes, speed(trial))
-            for other in candidates
-        )
-
-    return [dataclasses.replace(t, pareto=t in candidates and not beaten(t)) for t in trials]
+    pairs = {(t.memory_peak_bytes, speed(t)) for t in trials if t.fits and t.memory_peak_bytes}
+    front, fastest = set(), 0.0
+    for size, rate in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
+        if rate > fastest:
+            front.add((size, rate))
+            fastest = rate
+    return [
+        dataclasses.replace(t, pareto=bool(t.fits) and (t.memory_peak_bytes, speed(t)) in front)
+        for t in trials
+    ]

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mfu_jax.errors import UserError, first_line
@@ -132,9 +132,11 @@ class _Run:
             [*self.searches.items()][-1],
         )
         best, changes = self._explained(by, last.best())
-        rows: dict[str, Trial] = {}
-        for search in self.searches.values():
-            rows |= {_key(trial.settings): trial for trial in search.trials.values()}
+        rows = {
+            tuple(sorted(trial.settings.items())): trial
+            for search in self.searches.values()
+            for trial in search.trials.values()
+        }
         if all(trial.note.startswith(_CUT_OFF) for trial in rows.values()):
             raise UserError(
                 f"no trial was done within {self.tuning.budget_seconds:g} s, the budget",
@@ -198,7 +200,7 @@ class _Run:
             if trial.note.startswith(_CUT_OFF) and trial.wall_seconds < left:
                 continue  # there is more time for it now
             if trial.by == by and known and texts(self.space.settings(known)) == trial.settings:
-                search.record(known, trial)
+                search.trials[known] = trial
         start = self.space.start
         while (point := search.next() if start in search.trials else start) is not None:
             if len(search.trials) >= most:
@@ -241,9 +243,8 @@ class _Run:
         if is_cut:  # kept, so that a repeated command does not spend its budget on it again
             note = f"{_CUT_OFF}, after {trial.wall_seconds:.0f} s"
             trial = dataclasses.replace(trial, fits=None, note=note)
-        self._took[by][point] = trial
+        self._took[by][point] = search.trials[point] = trial
         self.evidence.add(trial)
-        search.record(point, trial)
         return not is_cut
 
     def _explained(self, by: By, best: Point | None) -> tuple[Point | None, tuple[Change, ...]]:
@@ -303,7 +304,3 @@ class _Run:
             for point, run in runs.items()
             if run.is_ok and point in plans and plans[point].is_ok
         }
-
-
-def _key(settings: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={settings[key]}" for key in sorted(settings))

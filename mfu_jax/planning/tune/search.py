@@ -44,6 +44,9 @@ class TuningSearch:
             learned is the ratio of measured and planned.
         is_valid: asked before a point is chosen.
         seed: of ties.
+
+    Attributes:
+        trials: what is known.
     """
 
     def __init__(
@@ -63,10 +66,6 @@ class TuningSearch:
         self._is_valid = is_valid
         self._rng = random.Random(seed)
         self._times, self._peaks = _Surrogate(space, _NOISE[by]), _Surrogate(space, _NOISE[by])
-
-    def record(self, point: Point, trial: Trial) -> None:
-        """Takes a trial's result."""
-        self.trials[point] = trial
 
     def best(self) -> Point | None:
         """The fastest point that fits."""

@@ -42,10 +42,10 @@ def scaled_down(model: Mapping[str, Any]) -> dict[str, Any]:
         small["engram_vocab_bases"] = [_VOCABULARY for _ in model["engram_vocab_bases"]]
     if deep := model.get("deepstack_visual_indexes_for_vit"):
         small["deepstack_visual_indexes_for_vit"] = list(range(len(deep)))[:_REPEATS]
-    return small | _layers(model, table["periods"])
+    return small | _layers(model, table)
 
 
-def _layers(model: Mapping[str, Any], periods: Mapping[str, int]) -> dict[str, Any]:
+def _layers(model: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """The number of layers, and how many of them are special."""
     block, layers = model["decoder_block"], model["num_decoder_layers"]
     if block == "gemma4_small":
@@ -57,12 +57,7 @@ def _layers(model: Mapping[str, Any], periods: Mapping[str, int]) -> dict[str, A
         return {"num_decoder_layers": shown, "compress_ratios": list(ratios[:shown])}
     if engrams := model.get("engram_layers"):
         return {"num_decoder_layers": min(layers, max(engrams) + 1)}
-    period = periods.get(block, 1)
-    if model.get("nope_layer_interval"):
-        period = model["nope_layer_interval"]
-    elif model.get("interleave_moe_layer_step", 1) > 1:
-        period = model["interleave_moe_layer_step"]
-    elif block in ("qwen3_next", "qwen3_5"):
-        period = model["inhomogeneous_layer_cycle_interval"]
+    given = (model[key] for key in table["period_keys"] if model.get(key, 0) > 1)
+    period = next(given, table["periods"].get(block, 1))
     first = min(model.get("first_num_dense_layers", 0), 1)
     return {"num_decoder_layers": min(layers, first + _REPEATS * period)}

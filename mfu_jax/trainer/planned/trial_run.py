@@ -14,18 +14,8 @@ from typing import Any
 
 from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, unmeasured
 from mfu_jax.util.child_process import child_environment, last_line, run_logged
+from mfu_jax.util.yaml_files import read_mapping
 
-# What a trial leaves out: it writes only what is read back, and waits for nothing.
-_QUIET = {
-    **{"dataset_type": "synthetic", "enable_checkpointing": "false", "eval_interval": "0"},
-    **{"tensorboard_dir": "", "heartbeat_file": "", "progress_bar": "false", "log_period": "1"},
-    **{"gpu_period_seconds": "0", "host_log_period": "0", "fsync_seconds": "-1"},
-}
-# Outputs of the user's run, which no trial may write, whatever the user's config says.
-_NOT_OF_A_TRIAL = {
-    **{"metrics_file": "auto", "webhook_url": "", "prometheus_textfile": ""},
-    **{"profile_steps": "", "dump_program": ""},
-}
 WARMUP_STEPS = 2
 
 
@@ -53,15 +43,16 @@ def trial_run(
         answer; or that it failed, with its last line.
     """
     with tempfile.TemporaryDirectory(prefix="mfu-jax-tune-") as folder:
+        tables = read_mapping(Path(__file__).with_suffix(".yml"))
         own = {
-            **_NOT_OF_A_TRIAL,
+            **tables["never"],
             "run_name": "trial",
             "base_output_directory": folder,
             "steps": str(steps + WARMUP_STEPS),
             "warmup_steps": str(WARMUP_STEPS),
         }
         given = {word.partition("=")[0] for word in words}
-        quiet = {key: text for key, text in _QUIET.items() if key not in given}
+        quiet = {key: text for key, text in tables["quiet"].items() if key not in given}
         keys = [f"{key}={text}" for key, text in {**quiet, **own}.items()]
         log = Path(folder, "log")
         command = [sys.executable, "-u", "-m", "mfu_jax.train", *words, *keys]

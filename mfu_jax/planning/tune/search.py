@@ -28,6 +28,7 @@ _STEP = 2  # from a batch that fits to the next: a much larger one rarely does
 _BIAS = 0.5  # standard deviation of the mean
 _AMPLITUDE = 0.3  # of the effects, as a logarithm: about 30%
 _INTERACTION = 0.3  # its share of their variance
+_FAR = 1e3  # apart, where two words of an axis differ: not alike at all
 _ALIKE = 0.3  # how alike two points stay for the interaction where an axis differs
 
 _Array = NDArray[np.floating[Any]]
@@ -196,11 +197,15 @@ class _Surrogate:
 
     def __init__(self, space: Space, noise: float) -> None:
         self._noise = noise
-        columns = [axis.positions for axis in space.axes]
-        self._numeric = [column is not None for column in columns]
-        self._columns = [
-            np.arange(size, dtype=float) if column is None else np.array(column)
-            for column, size in zip(columns, space.sizes, strict=True)
+        known = [axis.positions for axis in space.axes]
+        # Numbers lie on a line; words are far from each other.
+        self._places = [
+            _FAR * np.arange(size) if line is None else np.array(line)
+            for line, size in zip(known, space.sizes, strict=True)
+        ]
+        self._lines = [
+            np.zeros(size) if line is None else np.array(line) - np.mean(line)
+            for line, size in zip(known, space.sizes, strict=True)
         ]
         self._points: list[Point] = []
 
@@ -215,8 +220,7 @@ class _Surrogate:
 
     def predict(self, points: Sequence[Point]) -> tuple[_Array, _Array]:
         """Mean and standard deviation at each point."""
-        lines = self._lines(points)
-        own = _BIAS**2 + _AMPLITUDE**2 * (1 + (lines**2).sum(1))
+        own = _BIAS**2 + _AMPLITUDE**2 * (1 + (self._on_lines(points) ** 2).sum(1))
         if not self._points:
             return np.zeros(len(points)), np.sqrt(own)
         across = self._covariance(points, self._points)
@@ -224,30 +228,23 @@ class _Surrogate:
         spread = np.sqrt(np.maximum(own - (known**2).sum(0), 1e-12))
         return self._mean + across @ self._weights, spread
 
-    def _lines(self, points: Sequence[Point]) -> _Array:
-        """log2 of numeric choices, from the middle of their axis, [points, numeric axes]."""
-        taken = [
-            column[[point[i] for point in points]] - column.mean()
-            for i, column in enumerate(self._columns)
-            if self._numeric[i]
-        ]
-        size = math.sqrt(len(self._columns))
-        return np.stack(taken, axis=1) / size if taken else np.zeros((len(points), 1))
-
-    def _similarities(self, some: Sequence[Point], others: Sequence[Point]) -> _Array:
-        """Similarity of each pair on each axis, [axes, some, others]."""
-        each = []
-        for i, column in enumerate(self._columns):
-            apart = column[[p[i] for p in some]][:, None] - column[[p[i] for p in others]]
-            each.append(np.exp(-(apart**2) / 2) if self._numeric[i] else (apart == 0).astype(float))
-        return np.stack(each)
+    def _on_lines(self, points: Sequence[Point]) -> _Array:
+        """log2 of numeric choices, from the middle of their axis, [points, axes]."""
+        return _columns(self._lines, points) / math.sqrt(len(self._lines))
 
     def _covariance(self, some: Sequence[Point], others: Sequence[Point]) -> _Array:
-        alike = self._similarities(some, others)
-        together = np.prod(_ALIKE + (1 - _ALIKE) * alike, axis=0)
-        lines = self._lines(some) @ self._lines(others).T
-        effects = (1 - _INTERACTION) * alike.mean(0) + _INTERACTION * together + lines
+        apart = _columns(self._places, some)[:, None] - _columns(self._places, others)
+        alike = np.exp(-(apart**2) / 2)  # on each axis, [some, others, axes]
+        together = np.prod(_ALIKE + (1 - _ALIKE) * alike, axis=-1)
+        lines = self._on_lines(some) @ self._on_lines(others).T
+        effects = (1 - _INTERACTION) * alike.mean(-1) + _INTERACTION * together + lines
         return _BIAS**2 + _AMPLITUDE**2 * effects
+
+
+def _columns(of_axes: Sequence[_Array], points: Sequence[Point]) -> _Array:
+    """The numbers of the points' choices, [points, axes]."""
+    chosen = np.array(points, dtype=int).reshape(-1, len(of_axes))
+    return np.stack([column[chosen[:, i]] for i, column in enumerate(of_axes)], axis=1)
 
 
 def _solved(factor: _Array, values: _Array) -> _Array:

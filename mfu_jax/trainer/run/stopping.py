@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -34,8 +36,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._previous: dict[signal.Signals, Any] = {}
-        self._interrupts: _SecondInterrupt | None = None
+        self._ends = contextlib.ExitStack()
 
     @property
     def exit_code(self) -> int:
@@ -50,17 +51,13 @@ class StopRequest:
                     continue
                 if signum == signal.SIGTERM and several:
                     continue  # JAX handles it
-                self._previous[signum] = signal.signal(signum, self._note)
-            self._interrupts = _SecondInterrupt()
+                previous = signal.signal(signum, self._note)
+                self._ends.callback(signal.signal, signum, previous)
+            self._ends.enter_context(_ended_by_a_second_interrupt())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._interrupts is not None:
-            self._interrupts.close()
-            self._interrupts = None
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
-        self._previous.clear()
+        self._ends.close()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.signal is None:
@@ -78,37 +75,37 @@ class StopRequest:
         return agreed
 
 
-class _SecondInterrupt:
-    """Ends the process at the second SIGINT, even while the main thread is inside XLA.
+@contextlib.contextmanager
+def _ended_by_a_second_interrupt() -> Iterator[None]:
+    """In this context, the second SIGINT ends the process, even while XLA has the main thread.
 
     Python calls signal handlers between bytecodes of the main thread; a compilation or a
     collective that hangs never gets there. The wakeup socket is written at once.
     """
+    received, written = socket.socketpair()
+    written.setblocking(False)
+    previous = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+    watch = threading.Thread(target=_watch, args=(received,), name="mfu_jax-signals", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous)
+        written.close()  # ends the thread
+        watch.join()
+        received.close()
 
-    def __init__(self) -> None:
-        self._received, self._written = socket.socketpair()
-        self._written.setblocking(False)
-        self._previous = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._watch, name="mfu_jax-signals", daemon=True)
-        self._thread.start()
 
-    def _watch(self) -> None:
-        interrupts = 0
-        while received := self._received.recv(1):
-            if received[0] != signal.SIGINT:
-                continue
-            interrupts += 1
-            if interrupts == 1:
-                _say("SIGINT: stopping after the step under way; a second one ends at once")
-            else:
-                _say("second SIGINT: ended without a checkpoint of the step under way")
-                os._exit(INTERRUPT_EXIT_CODE)
-
-    def close(self) -> None:
-        signal.set_wakeup_fd(self._previous)
-        self._written.close()  # ends the thread
-        self._thread.join()
-        self._received.close()
+def _watch(received: socket.socket) -> None:
+    has_interrupt = False
+    while signum := received.recv(1):
+        if signum[0] != signal.SIGINT:
+            continue
+        if has_interrupt:
+            _say("second SIGINT: ended without a checkpoint of the step under way")
+            os._exit(INTERRUPT_EXIT_CODE)
+        has_interrupt = True
+        _say("SIGINT: stopping after the step under way; a second one ends at once")
 
 
 def _say(text: str) -> None:

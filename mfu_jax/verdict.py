@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from mfu_jax.names import AS_GIVEN
-from mfu_jax.util.formatting import counted, percent, seconds_text, span
+from mfu_jax.util.formatting import columns, counted, percent, seconds_text, span
 
 SCHEMA = 1
 NOTABLE = 0.02
@@ -235,12 +235,14 @@ class StepGap:
         target: the chips planned for.
         planned_seconds: of a step.
         measured_seconds: the same.
+        causes: seconds by cause, unless they follow from something else.
         notes: how sure the causes are.
     """
 
     target: str
     planned_seconds: float
     measured_seconds: float
+    causes: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -250,11 +252,14 @@ class StepGap:
 
     def by_reason(self) -> dict[str, float]:
         """Seconds by cause, by `largest_first`; they sum to the gap."""
-        raise NotImplementedError
+        return largest_first({why: s for why, s in self.causes.items() if s}, self.seconds)
 
     def render(self) -> str:
         """The causes for a terminal."""
-        raise NotImplementedError
+        rows = [(why, seconds_text(seconds)) for why, seconds in self.by_reason().items()]
+        notes = [f"note: {note}" for note in self.notes]
+        lines = columns([("cause", "seconds"), *rows])
+        return "\n".join([f"gap to the plan: {self.sentence}", *lines, *notes])
 
     @property
     def sentence(self) -> str:

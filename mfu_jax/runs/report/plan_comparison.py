@@ -14,13 +14,17 @@ from mfu_jax.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, counted, percent, seconds_text
 from mfu_jax.util.user_files import read_text, unreadable
-from mfu_jax.verdict import StepGap, largest_first
+from mfu_jax.verdict import StepGap
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
 _MOST_BYTES = 2**24
 _MATMULS = ("matmul", "kernel", "pipeline bubble")  # causes whose time follows the clock
 _NOISE = 0.02  # of a measured time
 _ROUNDED = 1e-3  # of FLOPs, as logs print them
+_FROM_LOG = (
+    "from the log alone: what a step itself takes beyond its plan is lower clock, as far as "
+    "read, and unexplained; profile_steps=N-M divides it by op"
+)
 
 
 class PlannedRow(NamedTuple):
@@ -61,29 +65,6 @@ class PlannedRow(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedGap(StepGap):
-    """The gap as far as a run's log divides it: a step with its share of waits and compilation.
-
-    Attributes:
-        causes: seconds by cause.
-    """
-
-    causes: Mapping[str, float]
-    notes: tuple[str, ...] = (
-        "from the log alone: what a step itself takes beyond its plan is lower clock, as far as "
-        "read, and unexplained; profile_steps=N-M divides it by op",
-    )
-
-    def by_reason(self) -> dict[str, float]:
-        return largest_first({why: s for why, s in self.causes.items() if s}, self.seconds)
-
-    def render(self) -> str:
-        rows = [(why, seconds_text(seconds)) for why, seconds in self.by_reason().items()]
-        lines = columns([("cause", "seconds"), *rows])
-        return "\n".join([f"gap to the plan: {self.sentence}", *lines, *_notes(self.notes)])
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlanComparison:
     """A plan beside a run.
 
@@ -117,12 +98,9 @@ class PlanComparison:
         """The tables for a terminal."""
         head = ("plan and run", "predicted", "measured", "measured / predicted")
         lines = columns([head, *(row.cells for row in self.rows)], "<>>>")
-        lines = [f"plan for {self.target}: {self.path}", *lines, *_notes(self.notes)]
+        notes = [f"note: {note}" for note in self.notes]
+        lines = [f"plan for {self.target}: {self.path}", *lines, *notes]
         return "\n".join([*lines, *([f"\n{self.gap.render()}"] if self.gap else [])])
-
-
-def _notes(notes: tuple[str, ...]) -> list[str]:
-    return [f"note: {note}" for note in notes]
 
 
 def read_plan(path: str) -> Mapping[str, Any]:
@@ -187,8 +165,8 @@ def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanC
     )
 
 
-def _logged_gap(plan: Mapping[str, Any], run: RunData) -> LoggedGap | None:
-    """Divides a run's gap by its run log; without one, by its metrics."""
+def _logged_gap(plan: Mapping[str, Any], run: RunData) -> StepGap | None:
+    """A run's gap as far as its log divides it: a step with its share of waits and compilation."""
     time, summary, planned = run.time.time, run.summary, _number(plan, "step_time_seconds")
     median, mean = summary.median_seconds, summary.mean_seconds
     if planned is None or median is None or mean is None:
@@ -205,11 +183,12 @@ def _logged_gap(plan: Mapping[str, Any], run: RunData) -> LoggedGap | None:
     share, more = clock_share(run.metrics.gpu, plan), median - planned
     matmuls = sum(float(plan["time_by_cause"].get(cause, 0.0)) for cause in _MATMULS)
     clock = 0.0 if share is None else max(0.0, min(more, matmuls * (1 / share - 1)))
-    return LoggedGap(
+    return StepGap(
         target=str(plan.get("target", "")),
         planned_seconds=planned,
         measured_seconds=median + sum(spent.values()),
         causes={**spent, names.LOWER_CLOCK: clock, names.UNEXPLAINED: more - clock},
+        notes=(_FROM_LOG,),
     )
 
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from mfu_jax.util.formatting import columns, percent, span
 from mfu_jax.util.yaml_files import read_mapping
+
+_MOST_ATTEMPTS = 10
 
 
 class Category(NamedTuple):
@@ -153,6 +156,23 @@ class RunTime:
         """Whether the wall clock is known."""
         return bool(self.attempts)
 
+    def render(self) -> str:
+        """Goodput, the time by category, and how the last processes ended."""
+        if not self.has_run_log or self.wall_seconds is None:
+            return "\n".join(f"  note         {note}" for note in self.notes)
+        processes = "1 process" if not self.restarts else f"{self.restarts + 1} processes"
+        if len(self.processes) > 1:
+            processes += f" (number {self.processes[0].name} of the job's {len(self.processes)})"
+        lines = [
+            f"  wall clock   {span(self.wall_seconds)} in {processes}: "
+            f"goodput {percent(self.goodput)}, effective MFU {percent(self.effective_mfu)}",
+            f"  steps        {self.steps} counted, {self.lost_steps} lost (done again)",
+            *(f"  {line}" for line in _table(self)),
+            *(f"  {line}" for line in _attempts(self)),
+            *(f"  note         {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
 
 def goodput_of(time: Mapping[str, float]) -> float | None:
     """Fraction of the time, given by category, that was spent in steps that counted."""
@@ -163,3 +183,31 @@ def goodput_of(time: Mapping[str, float]) -> float | None:
 def product(a: float | None, b: float | None) -> float | None:
     """``a × b``, if both are known."""
     return None if a is None or b is None else a * b
+
+
+def _table(run: RunTime) -> list[str]:
+    wall = run.wall_seconds or 1.0
+    rows = [
+        [name, span(seconds), percent(seconds / wall), CATEGORIES[name].ml_goodput]
+        for name, seconds in run.time.items()
+        if seconds > 0
+    ]
+    return columns([["", "time", "share", "ml-goodput-measurement"], *rows], "<>><")
+
+
+def _attempts(run: RunTime) -> list[str]:
+    """The last processes, a line each."""
+    hidden = len(run.attempts) - _MOST_ATTEMPTS
+    more = [f"… and {hidden} processes before:"] if hidden > 0 else []
+    return [*more, *map(_attempt, run.attempts[-_MOST_ATTEMPTS:])]
+
+
+def _attempt(attempt: Attempt) -> str:
+    steps = "no step"
+    if attempt.first_step is not None:
+        steps = f"steps {attempt.first_step} to {attempt.last_step}"
+    lost = f", {attempt.lost_steps} lost" if attempt.lost_steps else ""
+    return (
+        f"process {attempt.pid} on {attempt.host}: {span(attempt.end - attempt.start)}, "
+        f"{steps}{lost}, {attempt.how}"
+    )

@@ -14,7 +14,6 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log.events import START
-from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_logged, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
@@ -252,7 +251,7 @@ def answer_without_steps(run: str) -> tuple[Mapping[str, Any], str] | None:
     summary = Summary(steps=0)
     verdict = run_verdict(time.path, summary, read_setup(time.path), wall=time.time, profile={})
     answer = {"file": time.path, "mfu": time.mfu, "hfu": time.hfu, "verdict": verdict.to_json()}
-    return answer | _time(time, summary), f"{verdict.render()}\n{time_table.render(time)}"
+    return answer | _time(time, summary), f"{verdict.render()}\n{time.render()}"
 
 
 def _has_steps(run: str) -> bool:
@@ -395,7 +394,7 @@ def _text(data: RunData) -> str:
         lines.append(f"  GPUs         {_gpus(run.gpu)}")
     processes = data.processes.render() if data.processes else ""
     waits = data.waits.render() if data.waits else ""
-    return "\n".join([*lines, *filter(None, [time_table.render(data.time), processes, waits])])
+    return "\n".join([*lines, *filter(None, [data.time.render(), processes, waits])])
 
 
 def _gpus(reading: Mapping[str, float]) -> str:

@@ -51,6 +51,8 @@ class ExpertsSpec:
             the tokens beyond; 0: no token is dropped and nothing is padded.
         slots_by_matmul: rows move to and from the slots by matmuls with one-hot matrices, as in
             MaxText's step, instead of gathers.
+        whole_gradients: gradients of the matrices of experts with slots are summed over devices
+            whole and then cut, instead of scattered, as XLA does in MaxText's fp8 step on GPUs.
         weigh_inputs: weights scale the experts' inputs instead of their outputs (Llama 4).
         shared: an MLP for every token; `shared_gate`: a sigmoid of the token scales its output.
         whole: fsdp splits the set of experts instead of their width, and fsdp_transpose the inputs
@@ -64,6 +66,7 @@ class ExpertsSpec:
     clamp: float = 0.0
     capacity_factor: float = 0.0
     slots_by_matmul: bool = False
+    whole_gradients: bool = False
     weigh_inputs: bool = False
     shared: MlpSpec | None = None
     shared_gate: bool = False
@@ -319,6 +322,8 @@ class Experts(nnx.Module):
         """The experts' outputs for their slots: [batch, experts, slots, width] → the same."""
         slots = _at_experts(constrain(slots, BATCH_AXES), None)
         weights = self._weights()
+        if self.spec.whole_gradients and not jax.sharding.get_abstract_mesh().empty:
+            weights |= {name: _summed_whole(weights[name], name) for name in _MATRICES}
 
         def placed(product: jax.Array, name: str) -> jax.Array:
             if self.spec.bias:
@@ -409,3 +414,17 @@ def _summed(rows: jax.Array) -> jax.Array:
         return rows
     summed: jax.Array = jax.lax.psum_scatter(rows, WIDTH_AXIS, scatter_dimension=1, tiled=True)
     return summed
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _summed_whole(weight: jax.Array, name: str) -> jax.Array:
+    """The weight of a name; its gradient is an all-reduce that XLA cannot make a reduce-scatter."""
+    return weight
+
+
+def _summed_whole_backward(name: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    whole = jax.lax.with_sharding_constraint(gradient, _WEIGHT_SPECS[name])
+    return (jax.lax.optimization_barrier(whole),)
+
+
+_summed_whole.defvjp(lambda weight, name: (weight, None), _summed_whole_backward)

@@ -264,7 +264,7 @@ def _gpus(chip: Chip, devices: int) -> Target:
     if not per_host:
         raise UserError(
             f"hardware={chip.name!r}: the table has no interconnect for it; expected one of "
-            f"{_plannable_gpus()}"
+            f"{_plannable_gpus()}, or a TPU: {', '.join(_GENERATIONS)}"
         )
     if not 1 <= devices <= _MOST_CHIPS:
         raise UserError(f"devices={devices}; expected 1 to {_MOST_CHIPS}")

@@ -41,11 +41,11 @@ _NARROW_UNIT = 128
 # Of a TensorCore's vector units: four instructions on 8 × 128 numbers (scaling book, "How to think
 # about TPUs").
 _VECTOR_OPS_PER_CYCLE = 4 * 8 * 128
-# Of one array's element in one stage of a sort, a bitonic network. With it, the seven sorts of
-# 229,376 rows in an expert layer of the reference step take what sorts do in a profile of Hy3-295B
-# on a TPU7x: 161 ms of a step's 79 such layers (yangwhale/gpu-tpu-pedia@3fa9ce1,
-# tpu/kernel-equivalence-validation, section 9).
-_SORT_OPS = 29
+# Of one array's element in one stage of a sort, a bitonic network. With it, the sorts of MaxText's
+# own expert layer (12 arrays of 229,376 rows; two of 28,672 × 192 along the 192, for top_k) take
+# what sorts do in a profile of Hy3-295B on a TPU7x: 161 ms of a step's 79 such layers
+# (yangwhale/gpu-tpu-pedia@3fa9ce1, tpu/kernel-equivalence-validation, section 9).
+_SORT_OPS = 21
 # Of a TPU's instruction on arrays, however small: XLA's estimates of the smallest fusions in
 # tests/programs come to 1.2 µs on a v5e, v5p and v6e, and 1.05 on a TPU7x.
 _START_SECONDS = 1.2e-6

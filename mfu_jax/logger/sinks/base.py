@@ -94,18 +94,10 @@ _SinkType = TypeVar("_SinkType", bound=type[Sink])
 SINKS: dict[str, type[Sink]] = {}
 """The classes registered so far: ours from when they are first asked for, and users'."""
 OURS = {
-    name: f"mfu_jax.logger.sinks.{module}"
-    for module, names in {
-        "console": ("console",),
-        "csv": ("csv",),
-        "jsonl": ("jsonl",),
-        "services": ("wandb", "mlflow", "prometheus"),
-        "tensorboard": ("tensorboard",),
-        "webhook": ("webhook",),
-    }.items()
-    for name in names
+    **{name: name for name in ("console", "csv", "jsonl", "tensorboard", "webhook")},
+    **dict.fromkeys(("wandb", "mlflow", "prometheus"), "services"),
 }
-"""Name of each sink of this package → its module, imported when the sink is asked for."""
+"""Name of each sink of this package → its file here, imported when the sink is asked for."""
 
 
 def register_sink(name: str) -> Callable[[_SinkType], _SinkType]:
@@ -121,7 +113,7 @@ def register_sink(name: str) -> Callable[[_SinkType], _SinkType]:
 def find_sink(name: str) -> type[Sink] | None:
     """The class registered under `name`; None if there is none."""
     if name not in SINKS and name in OURS:
-        importlib.import_module(OURS[name])
+        importlib.import_module(f"mfu_jax.logger.sinks.{OURS[name]}")
     return SINKS.get(name)
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.cost_types import InstructionCost, MatmulCost
-from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.memory_traffic import host_bytes, is_to_host
 from mfu_jax.flops.executed.costs.reader import CostReader
 from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
@@ -23,48 +22,33 @@ from mfu_jax.flops.executed.hlo.opcodes import FREE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import results_of, shape_of, state_of
 from mfu_jax.flops.executed.records import CONTROL, InstructionRecord, ProgramCosts
-from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import Scope, read_scope
 
 _FUSIONS = ("fusion", "fusion-start")
 _CHAIN = re.compile(r'chain_id="(\w+)"')
 
 
-def instruction_costs(
-    program: HasText | str,
-    *,
-    kernel_flops: KernelFlops | None = None,
-    trip_counts: Mapping[str, int] | None = None,
-    lengths: Lengths = NO_LENGTHS,
-) -> ProgramCosts:
+def instruction_costs(program: HasText | str) -> ProgramCosts:
     """Costs of a compiled program by instruction.
 
     Args:
         program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
-        kernel_flops: as `executed_flops` takes them.
-        trip_counts: the same.
-        lengths: lengths of groups and sequences.
 
     Raises:
         HloParseError: the text is not optimised HLO.
     """
-    return costs_of(
-        counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts, lengths=lengths)
-    )
+    return costs_of(counter_of(program))
 
 
 def costs_of(counter: ProgramCounter) -> ProgramCosts:
     """As `instruction_costs`, of a program that has been read."""
-    reader = _RecordReader(counter)
-    records = {record.name: record for record in reader.records()}
     module = counter.module
-    devices = module.header_int("num_partitions") * module.header_int("replica_count")
     return ProgramCosts(
         name=module.name,
-        devices=devices,
+        devices=module.header_int("num_partitions") * module.header_int("replica_count"),
         state=state_of(module.entry),
         results=results_of(module.entry),
-        records=records,
+        records={record.name: record for record in _RecordReader(counter).records()},
         executed=counter.count(),
     )
 
@@ -220,7 +204,7 @@ def _by_phase(matmul: _ScopedMatmul) -> Iterator[tuple[str, int]]:
 
 
 def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
+    sums: Counter[str] = Counter()
     for key, number in pairs:
         sums[key] += number
     return dict(sums)

@@ -13,7 +13,8 @@ import jax.errors
 from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.counting import counter_of
+from mfu_jax.flops.executed.instruction_costs import costs_of, instruction_costs
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.names import EVALUATION
@@ -160,12 +161,13 @@ class ProgramLibrary:
         """The program from the first dump of its name that has its ops; None if there is none."""
         for dump in self._dumped():
             if dump.name == program.module:
-                costs = instruction_costs(
+                counter = counter_of(
                     dump,
                     kernel_flops=dump.kernel_flops or None,
                     trip_counts=dump.trip_counts,
                     lengths=dump.lengths,
                 )
+                costs = costs_of(counter)
                 if _fits(costs, self._ops.get(program, set())):
                     return self._known(costs, dump)
         return None

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.dumps import ProgramDump
-from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.counting import counter_of, executed_flops
+from mfu_jax.flops.executed.instruction_costs import costs_of
 from mfu_jax.flops.executed.kernels import triton
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
 from mfu_jax.flops.executed.kernels.bodies.reader import strings_of
@@ -194,7 +194,7 @@ def test_given_group_sizes_say_which_tiles_a_grouped_matmul_visits(sizes: tuple[
     program, given = ProgramDump(text=text_of("v6e_megablox")), Lengths(group_sizes=sizes)
     ledger = count_program(program, given_model(3 * rows), lengths=given).ledger
     assert (ledger.executed, ledger.residual) == (executed.total, 0)
-    assert instruction_costs(program, lengths=given).executed == executed
+    assert costs_of(counter_of(program, lengths=given)).executed == executed
     assert (executed.flags, executed.unaccounted) == ((), ())
 
 

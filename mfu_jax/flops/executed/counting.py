@@ -17,14 +17,13 @@ from mfu_jax.flops import undifferentiated
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.attribution.duplicates import duplicates, is_recomputed
-from mfu_jax.flops.executed.attribution.image_pieces import ImagePieces
 from mfu_jax.flops.executed.attribution.op_names import (
     inferred_op_name,
     named_operations,
     operation_of,
     unfolded_op_name,
 )
-from mfu_jax.flops.executed.attribution.padding import WasteFinder
+from mfu_jax.flops.executed.attribution.padding import ImagePieces, WasteFinder
 from mfu_jax.flops.executed.attribution.replication import replicas_of
 from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul, MatmulSums, whole
 from mfu_jax.flops.executed.attribution.value_graph import value_graph

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.dumps import ProgramDump
-from mfu_jax.flops.executed.attribution.image_pieces import BLOCKS, EDGES
+from mfu_jax.flops.executed.attribution.padding import BLOCKS, EDGES
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops

@@ -84,7 +84,7 @@ class MatmulSums:
             item: the matmul.
             scope: its phase and scope.
             zeros: what it spends on known zeros.
-            pieces: kind of image pieces, if it is a convolution on such: see `image_pieces`.
+            pieces: kind of image pieces, if it is a convolution on such: see `ImagePieces`.
         """
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
         needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)

@@ -85,9 +85,13 @@ class IntegerEvaluator:
             self._literals[id(atom)] = atom, typed(scalar(atom.val), atom.aval)
         return self._literals[id(atom)][1]
 
-    def outputs(self, need: Need, known: Sequence[Known]) -> dict[int, Known]:
-        """The wanted results of a need's jaxpr, by index."""
+    def outputs(
+        self, need: Need, known: Sequence[Known], visit: Visit | None = None, runs: Known = True
+    ) -> dict[int, Known]:
+        """The wanted results of a need's jaxpr, by index; `visit` sees all values."""
         values = self.run(need, known)
+        if visit is not None:
+            visit(values, runs)
         return {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
 
     def results(self, step: EvaluationStep, operands: Sequence[Known]) -> list[Known]:
@@ -178,17 +182,12 @@ class IntegerEvaluator:
         carry = dict(enumerate(operands[scan.consts : scan.consts + scan.carries]))
         slices = operands[scan.consts + scan.carries :]
         stacks: dict[int, list[Known]] = {i: [] for i in need.wanted if i >= scan.carries}
-        if scan.length > LONGEST_LOOP:
-            return self._too_long(need, consts, carry, len(slices), visit)
         steps = range(scan.length)
         for step in reversed(steps) if scan.reverse else steps:
-            if not self._may_go_on():
-                return self._too_long(need, consts, carry, len(slices), visit)
+            if scan.length > LONGEST_LOOP or not self._may_go_on():
+                return self.unchanged(need, consts, carry, len(slices), visit)
             inputs = [*consts, *carry.values(), *(at_each(_slice_of(step), v) for v in slices)]
-            values = self.run(need, inputs)
-            if visit is not None:
-                visit(values, True)
-            results = {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
+            results = self.outputs(need, inputs, visit)
             carry = {i: results.get(i) for i in carry}
             for i, stack in stacks.items():
                 stack.append(results[i])
@@ -245,12 +244,9 @@ class IntegerEvaluator:
             if not any_place(runs):
                 return trips, {i: carry[i] for i in need.wanted}
             trips = at_each(_and_one_more, trips, runs)
-            values = self.run(need, [*consts, *carry.values()])
-            if visit is not None:
-                visit(values, runs)
-            results = {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
+            results = self.outputs(need, [*consts, *carry.values()], visit, runs)
             carry = {i: at_each(where, holds, results.get(i), v) for i, v in carry.items()}
-        return None, self._too_long(need, consts, dict(enumerate(start)), 0, visit)
+        return None, self.unchanged(need, consts, dict(enumerate(start)), 0, visit)
 
     def _may_go_on(self) -> bool:
         return self._left >= 0
@@ -265,20 +261,13 @@ class IntegerEvaluator:
         finally:
             self._left += before - granted
 
-    def _too_long(
+    def unchanged(
         self,
         need: Need,
         consts: list[Known],
         carry: dict[int, Known],
         slices: int,
-        visit: Visit | None,
-    ) -> dict[int, Known]:
-        if visit is not None:
-            raise TooLongError
-        return self.unchanged(need, consts, carry, slices)
-
-    def unchanged(
-        self, need: Need, consts: list[Known], carry: dict[int, Known], slices: int
+        visit: Visit | None = None,
     ) -> dict[int, Known]:
         """The carry entries of a loop that no iteration changes, None for the others.
 
@@ -287,7 +276,13 @@ class IntegerEvaluator:
             consts: values of its constants.
             carry: values of its carry before the first iteration.
             slices: number of the body's inputs after these, which are unknown.
+            visit: what waits for the values in each iteration.
+
+        Raises:
+            TooLongError: there is a `visit`.
         """
+        if visit is not None:
+            raise TooLongError
         while True:
             with self._speculating():
                 after = self.outputs(need, [*consts, *carry.values(), *[None] * slices])

@@ -215,16 +215,8 @@ def _alike(eqn: Any, given: Sequence[_Value]) -> frozenset[int]:
             if shapes[0][of] < params["shape"][to] or of in given[0].alike
         }
         found = spread.union(range(len(params["shape"]))).difference(set(kept.values()) - spread)
-    elif name == "transpose":
-        found = (to for to, of in enumerate(params["permutation"]) if of in given[0].alike)
-    elif name == "reshape":
-        before, after = (
-            [(d, size) for d, size in enumerate(shape) if size > 1]
-            for shape in (shapes[0], params["new_sizes"])
-        )
-        if [size for _, size in before] == [size for _, size in after]:
-            pairs = zip(before, after, strict=True)
-            found = (to for (of, _), (to, _) in pairs if of in given[0].alike)
+    elif name in ("transpose", "reshape"):
+        found = (to for to, of in enumerate(_sources(eqn) or ()) if of in given[0].alike)
     elif name == "dot_general":
         contracted, batch = params["dimension_numbers"]
         free = len(batch[0])

@@ -83,18 +83,16 @@ class Decisions:
 
     def _of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[IterationGroup]:
         need = self._integers.needs.of(scan.body, decides=True)
-        if all(i < scan.consts for i in need.inputs):
-            return [IterationGroup(self._steady(scan.body, scan.consts, operands, {}), scan.length)]
-        try:
-            return self._collect(
-                lambda visit: self._integers.scan(scan, operands, (), visit),
-                self._integers.needs.scan_body(scan, (), decides=True),
-            )
-        except TooLongError:
-            carry = dict(enumerate(operands[scan.consts : scan.consts + scan.carries]))
-            return [
-                IterationGroup(self._steady(scan.body, scan.consts, operands, carry), scan.length)
-            ]
+        carry: dict[int, Known] = {}
+        if any(i >= scan.consts for i in need.inputs):
+            try:
+                return self._collect(
+                    lambda visit: self._integers.scan(scan, operands, (), visit),
+                    self._integers.needs.scan_body(scan, (), decides=True),
+                )
+            except TooLongError:
+                carry = dict(enumerate(operands[scan.consts : scan.consts + scan.carries]))
+        return [IterationGroup(self._steady(scan.body, scan.consts, operands, carry), scan.length)]
 
     def of_while(
         self, loop: While, operands: Sequence[Known]

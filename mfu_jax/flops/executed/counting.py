@@ -220,7 +220,7 @@ class ProgramCounter:
         sums = MatmulSums()
         ids = {id(item.matmul.instruction) for item, _ in matmuls}
         literals = Literals(self.reader.dataflow)
-        replicas = replicas_of(self.module, self.program, ids, literals)
+        replicas = replicas_of(self.program, ids, literals)
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mfu_jax.flops.executed.costs.literals import Literals, numbers_by_device
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import DIFFER_BY_DEVICE
@@ -37,17 +37,11 @@ _MOST_LOOP_PASSES = 8
 
 
 def replicas_of(
-    module: HloModule,
-    program: Any,
-    wanted: Set[int],
-    literals: Literals,
-    *,
-    alike: Set[int] = frozenset(),
+    program: Any, wanted: Set[int], literals: Literals, *, alike: Set[int] = frozenset()
 ) -> dict[int, ReplicaGroups]:
     """For each wanted instruction that runs, by ``id``, the devices with the same result.
 
     Args:
-        module: the parsed program.
         program: the compiled program, or its text.
         wanted: the ``id`` of instructions, such as its matmuls.
         literals: what devices compute from their numbers, such as offsets.
@@ -57,14 +51,13 @@ def replicas_of(
     Returns:
         Omits results that differ on every device; empty if the program is not partitioned.
     """
-    devices = module.header_int("num_partitions")
-    if devices == 1 or module.header_int("replica_count") > 1:
+    module = literals.dataflow.module
+    if module.header_int("num_partitions") == 1 or module.header_int("replica_count") > 1:
         return {}
-    walk = _ReplicaWalk(module, devices, wanted, literals)
-    entry = module.entry
+    walk, entry = _ReplicaWalk(wanted, literals), module.entry
     given: list[Replicas] = [walk.different] * (max(entry.parameters, default=-1) + 1)
     for number, sharding in parameter_shardings(module, program).items():
-        given[number] = walk.same if number in alike else walk.one(placed(sharding, devices))
+        given[number] = walk.same if number in alike else walk.one(placed(sharding, walk.devices))
     walk.run(entry, given)
     return {number: held for number, held in walk.found.items() if held is not walk.different}
 
@@ -138,17 +131,15 @@ _BY_PLACE = frozenset({"reduce-scatter", "all-to-all"})  # each device of a grou
 class _ReplicaWalk:
     """Follows values through the computations of a program."""
 
-    def __init__(
-        self, module: HloModule, devices: int, wanted: Set[int], literals: Literals
-    ) -> None:
-        self.module = module
+    def __init__(self, wanted: Set[int], literals: Literals) -> None:
+        self.module = literals.dataflow.module
+        self.devices = devices = self.module.header_int("num_partitions")
         self.wanted = wanted
         self.literals = literals
         # Equal groups are one object: fast to compare.
         self.kept: dict[ReplicaGroups, ReplicaGroups] = {}
         self.same = self.one(0 for _ in range(devices))
         self.different = self.one(range(devices))
-        self.devices = devices
         self.depth = 0  # of the calls that are being followed
         self.found: dict[int, ReplicaGroups] = {}
         self.merged: dict[tuple[int, int], ReplicaGroups] = {}  # by ``id`` of kept groups
@@ -197,7 +188,7 @@ class _ReplicaWalk:
         """The devices with the same integer, where it follows from their numbers: an offset."""
         if instruction.opcode in DIFFER_BY_DEVICE or instruction.shape.size != 1:
             return self.different
-        found = numbers_by_device(self.literals, computation, instruction)
+        found = self.literals.numbers(computation, instruction)
         return self.different if found is None else self.one(canonical(found))
 
     def _tuple(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:

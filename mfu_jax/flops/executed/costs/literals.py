@@ -95,6 +95,16 @@ class Literals:
             numbers.append(value)
         return numbers
 
+    def numbers(
+        self, computation: HloComputation, instruction: HloInstruction
+    ) -> tuple[int, ...] | None:
+        """The integer that each device computes from its own number; None if it is not known."""
+        try:
+            found = self.on_each_device(self.dataflow.frame_of(computation), instruction)
+        except (UnknownValueError, ValueError, IndexError):
+            return None
+        return None if found is None else tuple(found)
+
     def _value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> _Evaluated:
         """An instruction's result on the chosen device; None if it depends on data.
 
@@ -136,14 +146,3 @@ class Literals:
             reads_device=any(operand.reads_device for operand in operands),
             elided=any(operand.elided for operand in operands),
         )
-
-
-def numbers_by_device(
-    literals: Literals, computation: HloComputation, instruction: HloInstruction
-) -> tuple[int, ...] | None:
-    """The integer that each device computes from its own number; None if it is not known."""
-    try:
-        found = literals.on_each_device(literals.dataflow.frame_of(computation), instruction)
-    except (UnknownValueError, ValueError, IndexError):
-        return None
-    return None if found is None else tuple(found)

@@ -34,7 +34,7 @@ from mfu_jax.flops.executed.attribution.replication import (
 )
 from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul
 from mfu_jax.flops.executed.costs.collectives import KINDS, is_further_link, read_collective
-from mfu_jax.flops.executed.costs.literals import Literals, numbers_by_device
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.counting import ProgramCounter
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
@@ -156,7 +156,7 @@ class _Doctor:
         self._slices: dict[str, Use] = {}  # by the name of what gathers before it
         self.exchanges = {id(e.instruction): e for e in self._exchanges()}
         shardings = parameter_shardings(self.module, counter.program)
-        self.specs = Specs(self.module, shardings, mesh, devices, self.literals)
+        self.specs = Specs(shardings, mesh, self.literals)
         self.arguments = {
             number: self._argument(parameter, shardings[number])
             for number, parameter in sorted(self.module.entry.parameters.items())
@@ -234,7 +234,7 @@ class _Doctor:
         if opcode == "dynamic-slice" and use.operand == 0:
             offsets = [use.computation[name] for name in user.operands[1:]]
             differing = [o for o in offsets if not _is_same(self._held(o), groups)]
-            numbers = [numbers_by_device(self.literals, use.computation, o) for o in differing]
+            numbers = [self.literals.numbers(use.computation, o) for o in differing]
             if differing:  # known to, it is a slice along what was gathered
                 return "slice" if any(n and not _is_same(n, groups) for n in numbers) else "mixed"
             return "stack" if _slices_gathered(use, exchange) else ""
@@ -379,7 +379,7 @@ class _Doctor:
     def _replicas(self, alike: Set[int] = frozenset()) -> dict[int, ReplicaGroups]:
         """The devices with the same result of each instruction, if these arguments are alike."""
         ids = {id(i) for n in self.counter.order for i in self.module[n].instructions.values()}
-        return replicas_of(self.module, self.counter.program, ids, self.literals, alike=alike)
+        return replicas_of(self.counter.program, ids, self.literals, alike=alike)
 
     @functools.cached_property
     def _all_held(self) -> dict[int, ReplicaGroups]:

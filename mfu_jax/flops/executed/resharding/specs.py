@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mfu_jax.flops.executed.attribution.replication import tile_numbers
-from mfu_jax.flops.executed.costs.literals import Literals, numbers_by_device
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dimensions import origins
-from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import HloInstruction
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.uses import Value, made_of
 
@@ -48,29 +48,21 @@ class Specs:
     """Follows how values are split.
 
     Args:
-        module: the program.
-        shardings: of its parameters, by number.
+        shardings: of the program's parameters, by number.
         mesh: axis → size, in device order; empty if unknown.
-        devices: number of devices.
         literals: the integers that devices compute from their own numbers.
     """
 
     def __init__(
-        self,
-        module: HloModule,
-        shardings: Mapping[int, str],
-        mesh: Mapping[str, int],
-        devices: int,
-        literals: Literals,
+        self, shardings: Mapping[int, str], mesh: Mapping[str, int], literals: Literals
     ) -> None:
-        self.module = module
+        self.module = literals.dataflow.module
+        self.devices = self.module.header_int("num_partitions")
         self.shardings = shardings
-        self.mesh = {axis: size for axis, size in mesh.items() if size > 1}
-        self.devices = devices
         self.literals = literals
         self._known: dict[tuple[int, tuple[int, ...]], Spec | None] = {}
-        if math.prod(self.mesh.values()) != devices:
-            self.mesh = {}
+        is_whole = math.prod(mesh.values()) == self.devices
+        self.mesh = {axis: size for axis, size in mesh.items() if size > 1 and is_whole}
 
     def of(self, value: Value, depth: int = 0) -> Spec | None:
         """How a value is split; None if nothing is known."""
@@ -152,7 +144,7 @@ class Specs:
         for dim, name in enumerate(instruction.operands[1:]):
             if whole[dim] == instruction.shape.dims[dim]:
                 continue
-            numbers = numbers_by_device(self.literals, computation, computation[name])
+            numbers = self.literals.numbers(computation, computation[name])
             axes = None if numbers is None else self.axes_that_tell_apart(numbers)
             before = found[dim]
             is_known = not (axes is None or before is None or isinstance(before, Merged))

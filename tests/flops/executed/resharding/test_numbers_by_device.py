@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.costs.literals import Literals, numbers_by_device
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
 
@@ -40,7 +40,7 @@ ENTRY %main (x: f32[4]) -> (s32[], s32[]) {
 def numbers(name: str, computation: str = "main") -> tuple[int, ...] | None:
     module = parse_hlo(PROGRAM)
     literals, inside = Literals(Dataflow(module)), module[computation]
-    return numbers_by_device(literals, inside, inside[name])
+    return literals.numbers(inside, inside[name])
 
 
 def test_a_table_is_looked_up_by_the_devices_number() -> None:

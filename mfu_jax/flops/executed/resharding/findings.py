@@ -42,8 +42,11 @@ from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text,
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.hlo.uses import RESULT, Use, Value, followed, sources
 from mfu_jax.flops.executed.mesh_axes import axes_between
-from mfu_jax.flops.executed.resharding.resharded_tensor import Kind, ReshardedTensor
-from mfu_jax.flops.executed.resharding.source_lines import SourceLines
+from mfu_jax.flops.executed.resharding.resharded_tensor import (
+    Kind,
+    ReshardedTensor,
+    SourceLines,
+)
 from mfu_jax.flops.executed.resharding.specs import Axes, Merged, Spec, Specs, words
 from mfu_jax.flops.scopes import Scope, read_scope
 from mfu_jax.util.failsafe import Boundary, failsafe

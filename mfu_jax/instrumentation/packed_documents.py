@@ -1,7 +1,7 @@
 """Packed documents in an instrumented step: counts each batch's own attention pairs.
 
 The pairs are summed on the device from the step's segment ids, before the step is dispatched. The
-builder thread reads the sums once the step has ended, so nothing waits for them.
+recorder's thread reads the sums once the step has ended, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PackedBatch:
     def cost(
         self, packed: Mapping[str, int | Fraction], cost: StepCost | Callable[[], StepCost]
     ) -> StepCost:
-        """The step's cost minus pairs absent from this batch; call this on the builder thread.
+        """The step's cost minus pairs absent from this batch; call this on the recorder's thread.
 
         Args:
             packed: FLOPs of one device with all pairs, by kind of mask.

@@ -71,7 +71,7 @@ class ProgramAnalysis:
         steps: that one call makes; below 1 where several calls make one.
         flops: all counts; None until `count` is done.
         cost: of a call, for `MetricLogger.record`; before `count` is done, a function that waits
-            for it on the builder thread.
+            for it on the recorder's thread.
         known_cost: the part of `cost` known so far, without waiting.
     """
 

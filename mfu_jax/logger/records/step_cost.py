@@ -1,10 +1,10 @@
 """The cost of one optimizer step on one device, and the rates that follow from its time.
 
-Adding a metric: `StepRates.at`; on the console `sinks.console.format_step`, in the rolling window
-`run_log.record_builder._WINDOW_NAMES`, in totals `Summary` and `records.summary._MEANS` (a
-utilisation is also in `StepRates.optimal`); read back by `_NAMES` of `runs.metrics.lines`; and
-a row in docs/metrics.md. One that does not follow from cost and time belongs in
-`RecordBuilder.build`.
+Adding a metric: `StepRates.at`; on the console `format_step` and `format_short` of `sinks.console`,
+in the rolling window `run_log.record_builder._WINDOW_NAMES`, in totals `Summary` and
+`records.summary._MEANS` (a utilisation is also in `StepRates.optimal`); read back by `_NAMES` of
+`runs.metrics.lines`; and a row in docs/metrics.md. One that does not follow from cost and time
+belongs in `RecordBuilder.build`, or in a `Monitor`.
 
 Impossible numbers, which no real step can have, are shown and marked with their likely causes
 (`diagnose`), never clipped: a clipped MFU hides the mistake behind it.

@@ -1,1 +1,1 @@
-"""One append-only log per process, and what follows it: the log's files, every sink, monitors."""
+"""One append-only log per process, and what follows it: the log's files and every sink."""

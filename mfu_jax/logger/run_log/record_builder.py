@@ -1,4 +1,4 @@
-"""Turns a timed step with device arrays into a record of plain numbers, on the builder thread."""
+"""Turns a timed step with device arrays into a record of numbers, on the recorder's thread."""
 
 from __future__ import annotations
 

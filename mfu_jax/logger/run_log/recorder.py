@@ -226,7 +226,7 @@ class Recorder:
         log: where records go.
         sinks: follow the log; closed with the recorder.
         config: which losses count as failures, and how often records are written.
-        monitors: shown every record and event, in this order.
+        monitors: shown every record, in this order.
 
     Attributes:
         failure: the first non-finite loss that aborts the run; every step up to it has been

@@ -9,4 +9,5 @@ A sink is a class with a few methods (`Sink`), registered by one decorator::
 
 One of ours is named in `mfu_jax.logger.sinks.base.OURS` and in `mfu_jax.sinks`; a flag for it is
 a field of `mfu_jax.settings.MetricsKeys`, read by `sinks_of` in `mfu_jax.instrumentation.assembly`.
+docs/sinks.md has a row for each.
 """

@@ -123,7 +123,7 @@ class StepTimer:
         """Takes the step just dispatched and returns the one before it.
 
         The returned step has its readings but is not measured yet: code that runs so seldom is
-        cold, and the builder thread measures a whole batch at a time. Blocks until that step is
+        cold, and the recorder's thread measures a whole batch at a time. Blocks until that step is
         done, for `waited_seconds`. An interrupt of that wait is kept in `interrupt`; raise it when
         both steps are safe.
         """

@@ -3,8 +3,11 @@
 A type that differs from others in a few values is a row of ``model_types.yml``. Others have a
 function, registered under the `model_type`s that it translates:
 
-    @model_type("gpt2", "gpt-sw3")
-    def gpt2(c: Fields) -> ModelConfig: ...
+    @model_type("bamba")
+    def bamba(c: Fields) -> ModelConfig: ...
+
+in the file of its kind (`latent`, `mixtures`, `recurrent`, `gemma`), or in a new one, which is
+found.
 
 Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).

@@ -144,6 +144,8 @@ def recurrent_gemma(c: Fields) -> ModelConfig:
     """Two recurrent blocks, then windowed attention; the MLP has half the given width."""
     blocks = c.list_of(str, "block_types") or ["recurrent", "recurrent", "attention"]
     renamed = {"recurrent": "recurrent", "attention": SLIDING}
+    if not renamed.keys() >= {*blocks}:
+        c.fail("block_types", f"expected {' or '.join(renamed)}")
     sizes, width = heads(c), c.size("lru_width", c.size("hidden_size"))
     if width % sizes["num_query_heads"]:
         c.fail("lru_width", "expected a multiple of num_attention_heads")

@@ -225,6 +225,12 @@ def test_layers_that_a_model_type_does_not_have_are_an_error(model_type: str, ki
         model_flops_per_device(given)
 
 
+def test_blocks_that_recurrent_gemma_does_not_have_are_an_error() -> None:
+    given = {"model_type": "recurrent_gemma", "block_types": ["recurrent", "full_attention"]}
+    with pytest.raises(UserError, match=r"block_types=.*expected recurrent or attention"):
+        model_flops_per_device(given)
+
+
 def test_the_bare_model_has_no_output_head() -> None:
     bare = count_parameters({**TINY, "architectures": ["LlamaModel"]})
     assert bare.total == TINY_PARAMETERS - 800

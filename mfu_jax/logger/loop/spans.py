@@ -19,6 +19,7 @@ from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 
 if TYPE_CHECKING:
+    from mfu_jax.logger.run_log.events import Event
     from mfu_jax.logger.run_log.recorder import Recorder
     from mfu_jax.logger.run_log.run_log import RunLog
     from mfu_jax.logger.watchdog import Watchdog
@@ -185,6 +186,7 @@ class Pause(Span):
         self._spans = spans
         self._check = check
         self._start: Reading | None = None
+        self._begun: Event | None = None  # in the log
         self._resumes = False
 
     def __str__(self) -> str:
@@ -228,7 +230,8 @@ class Pause(Span):
         spans.watchdog.resume()
         end = timer.read()
         timer.cut(self.name, start, end)
-        spans.log.end(self._begun, spans.log.moment(end))
+        if self._begun is not None:
+            spans.log.end(self._begun, spans.log.moment(end))
         if spans.held is not None:
             before, more = spans.held.spans, timer.take_spans()
             spans.held.spans = {**before, **{k: before.get(k, 0.0) + more[k] for k in more}}

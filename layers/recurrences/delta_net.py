@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,8 +122,8 @@ def chunked_delta_rule(
         [B, S, H, V] in float32.
     """
     length = q.shape[1]
-    between, from_start, to_end, across = _chunk_decays(log_decay, segment_ids, chunk)
-    q, k, v, beta = (_in_chunks(x, chunk) for x in (q, k, v, beta))
+    between, from_start, to_end, across = chunk_decays(log_decay, segment_ids, chunk)
+    q, k, v, beta = (in_chunks(x, chunk) for x in (q, k, v, beta))
     places = jnp.arange(chunk)
     written_k = k * beta[..., None]
     with jax.named_scope("keys"):
@@ -145,7 +146,7 @@ def chunked_delta_rule(
         across[..., None, None],
     )
     state = jnp.zeros((*q.shape[1:3], q.shape[-1], v.shape[-1]), jnp.float32)
-    return _from_chunks(jax.lax.scan(_one_chunk, state, steps)[1], length)
+    return from_chunks(jax.lax.scan(_one_chunk, state, steps)[1], length)
 
 
 def _one_chunk(state: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -157,7 +158,7 @@ def _one_chunk(state: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array
     return state, y
 
 
-def _in_chunks(x: jax.Array, chunk: int) -> jax.Array:
+def in_chunks(x: jax.Array, chunk: int) -> jax.Array:
     """[B, S, H, ...] → [chunks, B, H, chunk, ...] in float32, padded with zeros.
 
     A scan goes over the first dimension, matmuls are batched over the next two.
@@ -168,30 +169,38 @@ def _in_chunks(x: jax.Array, chunk: int) -> jax.Array:
     return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 3, 2)
 
 
-def _from_chunks(y: jax.Array, length: int) -> jax.Array:
+def from_chunks(y: jax.Array, length: int) -> jax.Array:
     """[chunks, B, H, chunk, ...] → [B, length, H, ...]."""
     y = jnp.moveaxis(y, 0, 1).swapaxes(2, 3)
     return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length]
 
 
-def _chunk_decays(
-    log_decay: jax.Array, segment_ids: jax.Array, chunk: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The shares that remain of log decays [B, S, H] in documents [B, S]; 0 across their borders.
+class ChunkDecays(NamedTuple):
+    """Remaining shares; 0 across document borders.
 
-    Returns:
-        Of each token at each later one of its chunk, [chunks, B, H, chunk, chunk]; of the state at
-        each token, [chunks, B, H, chunk]; of each token at the chunk's end, the same shape; of the
-        state at the chunk's end, [chunks, B, H].
+    Attributes:
+        between: of each token at each later one of its chunk, [chunks, B, H, chunk, chunk].
+        from_start: of the state at each token, [chunks, B, H, chunk].
+        to_end: of each token at the chunk's end, the same shape.
+        across: of the state at the chunk's end, [chunks, B, H].
     """
-    reach = jnp.cumsum(_in_chunks(log_decay, chunk), axis=-1)
+
+    between: jax.Array
+    from_start: jax.Array
+    to_end: jax.Array
+    across: jax.Array
+
+
+def chunk_decays(log_decay: jax.Array, segment_ids: jax.Array, chunk: int) -> ChunkDecays:
+    """The decays of log decays [B, S, H] in documents [B, S]."""
+    reach = jnp.cumsum(in_chunks(log_decay, chunk), axis=-1)
     segments = jnp.pad(segment_ids, ((0, 0), (0, -segment_ids.shape[1] % chunk)), mode="edge")
     segments = segments.reshape(len(segments), -1, chunk).swapaxes(0, 1)[:, :, None]
     places = jnp.arange(chunk)
     seen = (segments[..., :, None] == segments[..., None, :]) & (places[:, None] >= places)
     last = segments[..., -1:]
     before = jnp.concatenate([jnp.full_like(last[:1], -1), last[:-1]])
-    return (
+    return ChunkDecays(
         jnp.exp(jnp.where(seen, reach[..., :, None] - reach[..., None, :], -jnp.inf)),
         jnp.where(segments == before, jnp.exp(reach), 0),
         jnp.where(segments == last, jnp.exp(reach[..., -1:] - reach), 0),

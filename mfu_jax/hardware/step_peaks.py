@@ -6,9 +6,11 @@ peak, and utilisation is that time over the measured one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 import jax
@@ -62,6 +64,14 @@ class StepPeaks:
     clock_state: str = ""
     clock_note: str = ""
 
+    def of(self, dtype: str) -> float:
+        """FLOP/s in a dtype; the main peak if its own is unknown."""
+        return self._of(dtype) or self.main.flops_per_sec
+
+    def seconds(self, flops_by_dtype: Mapping[str, int]) -> float:
+        """Shortest time for these matmuls."""
+        return sum(flops / self.of(dtype) for dtype, flops in flops_by_dtype.items())
+
     def optimal_seconds(self, flops: Exact, flops_by_dtype: Mapping[str, int]) -> float | None:
         """Shortest time for `flops`, with dtypes in the proportions of `flops_by_dtype`.
 
@@ -69,7 +79,7 @@ class StepPeaks:
         without a known peak are timed at the main one, and `notes` mentions it.
         """
         whole = sum(flops_by_dtype.values())
-        peaks = {dtype: self._of(dtype) or self.main.flops_per_sec for dtype in flops_by_dtype}
+        peaks = {dtype: self.of(dtype) for dtype in flops_by_dtype}
         if not whole or set(peaks.values()) == {self.main.flops_per_sec}:
             return None
         mixed = sum(n / Fraction(peaks[dtype]) for dtype, n in flops_by_dtype.items())
@@ -112,34 +122,31 @@ def find_peaks(
     Raises:
         UserError: the dtype with most FLOPs has no known peak.
     """
-    counted = {dtype: flops for dtype, flops in flops_by_dtype.items() if flops} or {"f32": 0}
-    main_dtype = max(counted, key=lambda dtype: counted[dtype])
-    capability = getattr(device, "compute_capability", None)
-    bandwidth = memory_bandwidth(device.device_kind, hardware_name, capability)
-    main = find_peak(
+    peak_of = functools.partial(
+        find_peak,
         device,
-        main_dtype,
         peak_tflops_per_device=peak_tflops_per_device,
         hardware_name=hardware_name,
     )
-    if main.kind == "flag":
-        by_dtype = dict.fromkeys(DTYPES, main.flops_per_sec)
-        return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth, **_clock(device))
+    capability = getattr(device, "compute_capability", None)
+    bandwidth = memory_bandwidth(device.device_kind, hardware_name, capability)
+    peaks = peaks_by_dtype(peak_of, flops_by_dtype, bandwidth)
+    if len(chips := find(device.device_kind)) != 1:
+        return peaks
+    state = chips[0].clock_set_by(os.environ.get("LIBTPU_INIT_ARGS", ""))
+    return dataclasses.replace(peaks, clock_state=state, clock_note=chips[0].clock_note(state))
+
+
+def peaks_by_dtype(
+    peak_of: Callable[[str], Peak], flops_by_dtype: Mapping[str, int], bytes_per_sec: float | None
+) -> StepPeaks:
+    """The same from what gives the peak of a dtype, without a clock state."""
+    counted = {dtype: flops for dtype, flops in flops_by_dtype.items() if flops} or {"f32": 0}
+    main = peak_of(max(counted, key=lambda dtype: counted[dtype]))
     by_dtype = {main.dtype: main.flops_per_sec}
     # Measuring a peak takes seconds, so only the step's own dtypes are measured.
-    for dtype in DTYPES if main.kind == "table" else counted:
-        try:
-            peak = find_peak(device, dtype, hardware_name=hardware_name)
-        except UserError:
-            continue
-        by_dtype[peak.dtype] = peak.flops_per_sec
-    return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth, **_clock(device))
-
-
-def _clock(device: jax.Device) -> dict[str, str]:
-    """The clock state of the attached device, and what it leaves."""
-    chips = find(device.device_kind)
-    if len(chips) != 1:
-        return {}
-    state = chips[0].clock_set_by(os.environ.get("LIBTPU_INIT_ARGS", ""))
-    return {"clock_state": state, "clock_note": chips[0].clock_note(state)}
+    for dtype in counted if main.kind == "calibrated" else DTYPES:
+        with contextlib.suppress(UserError):
+            peak = peak_of(dtype)
+            by_dtype[peak.dtype] = peak.flops_per_sec
+    return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bytes_per_sec)

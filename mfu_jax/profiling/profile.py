@@ -17,12 +17,13 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.formulas.tiles import beyond_library_tile, library_tile
 from mfu_jax.flops.ledger_lines import LedgerLine
 from mfu_jax.flops.names import TILES_STATED
+from mfu_jax.hardware.peak_sources import memory_bandwidth, resolve_peak
+from mfu_jax.hardware.step_peaks import StepPeaks, peaks_by_dtype
 from mfu_jax.names import MFU, PROFILE_POINTS, PROFILE_SECONDS
 from mfu_jax.profiling.advice.rules import Advice, advice_for, least_gain
-from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, unexplained_idle
+from mfu_jax.profiling.advice.stats import LEAST, ProfileStats
 from mfu_jax.profiling.attribution.device_times import DeviceTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
-from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
 from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
 from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
 from mfu_jax.profiling.breakdown.waterfall import Bar, executed_seconds, waterfall
@@ -62,7 +63,7 @@ class Profile:
 
     source: str
     measured: MeasuredStep
-    peaks: Peaks
+    peaks: StepPeaks
     program: KnownProgram
     executed_seconds: float
     waterfall: tuple[Bar, ...]
@@ -214,7 +215,7 @@ class Profile:
             "mfu": self.mfu,
             "hfu": self.hfu,
             "peak": asdict(self.peaks.main),
-            "bytes_per_second": self.peaks.bytes_per_second,
+            "bytes_per_second": self.peaks.bytes_per_sec,
             "convention": ledger.convention,
             "model_flops": ledger.model,
             "executed_flops": ledger.executed,
@@ -273,13 +274,16 @@ def read_profile(
             "peak_tflops_per_device=N",
             hint="usually an AMD GPU; mfu-jax hardware --list has names",
         )
-    peaks = find_peaks(
-        kind,
-        main.costs.executed.by_dtype,
-        devices_per_host=len(devices) // len(files),
+    peak_of = functools.partial(
+        resolve_peak,
+        kind or None,
         peak_tflops_per_device=peak_tflops_per_device,
-        hardware_name=hardware,
+        hardware=hardware or None,
     )
+    bandwidth = memory_bandwidth(kind, hardware)
+    peaks = peaks_by_dtype(peak_of, main.costs.executed.by_dtype, bandwidth)
+    if peaks.main.kind == "calibrated" and kind == "cpu":
+        peaks = _shared(peaks, len(devices) // len(files))
     ran = {program: known for program in measured.executions if (known := library.find(program))}
     ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
@@ -302,6 +306,18 @@ def read_profile(
         tokens=tokens,
         settings=settings,
     )
+
+
+def _shared(peaks: StepPeaks, devices: int) -> StepPeaks:
+    """Rescales a calibrated share of this machine to the number of devices of a host's trace."""
+    import jax
+
+    share = len(jax.local_devices()) / devices
+    shared = f"; shared by the {devices} devices of the trace" if devices > 1 else ""
+    source = f"{peaks.main.source}{shared}"
+    main = replace(peaks.main, flops_per_sec=peaks.main.flops_per_sec * share, source=source)
+    by_dtype = {dtype: flops * share for dtype, flops in peaks.by_dtype.items()}
+    return replace(peaks, main=main, by_dtype=by_dtype)
 
 
 def _chip(kind: str, hardware: str) -> str:
@@ -362,7 +378,7 @@ def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) 
             "the trace holds no call of the step, so advice knows nothing of the host; mark each "
             "call by jax.profiler.StepTraceAnnotation, or by instrument(step)"
         )
-    if (unexplained := unexplained_idle(stats)) > LEAST * measured.step_seconds:
+    if (unexplained := stats.unexplained_idle) > LEAST * measured.step_seconds:
         notes.append(
             f"the trace does not say what the host does for {seconds_text(unexplained)} of a step "
             f"while the device is idle; usually python_tracer_level is 0, or the loop computes"

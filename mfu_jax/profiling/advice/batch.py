@@ -14,9 +14,6 @@ from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
     FULL,
     ProfileStats,
-    idle_time,
-    memory_limit,
-    memory_used,
     milliseconds,
     record_of,
     seconds_of,
@@ -44,7 +41,7 @@ def small_batch(stats: ProfileStats) -> tuple[float, str] | None:
     if not thin and stats.is_cpu:
         return None
     fixed = _fixed_seconds(stats, updates)
-    shared = seconds_of(updates) + idle_time(stats)[HostWork.DISPATCH] + fixed
+    shared = seconds_of(updates) + stats.idle_time[HostWork.DISPATCH] + fixed
     gain = shared * (1 - 1 / _LARGER) + sum(_thin_gain(stats, op) for op in thin)
     if gain < _MOST * (1 - 1 / _LARGER) * stats.step or not (thin or updates):
         return None
@@ -62,7 +59,7 @@ def small_batch(stats: ProfileStats) -> tuple[float, str] | None:
 
 def larger_batch(stats: ProfileStats, _: float) -> str:
     """The batch that the memory allows, of which only the activations grow; eight times at most."""
-    used, limit = memory_used(stats), memory_limit(stats)
+    used, limit = stats.memory_used, stats.memory_limit
     growing, times = stats.program.memory.get("temp_size_in_bytes", 0), 2.0
     if used and limit and growing:
         times = min(_LARGER, 1 + (FULL * limit - used) // growing)

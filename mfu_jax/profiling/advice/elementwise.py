@@ -10,7 +10,6 @@ from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
-    logits_of,
     milliseconds,
     record_of,
     seconds_of,
@@ -142,7 +141,7 @@ def _time_of(stats: ProfileStats, op: OpTime, size: int) -> float:
 
 def logits(stats: ProfileStats) -> tuple[float, str] | None:
     """The largest activations, the logits before the loss, are in float32."""
-    found = logits_of(stats)
+    found = stats.logits
     if found is None or stats.is_cpu:
         return None
     ops = [

@@ -8,7 +8,6 @@ from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
     LEAST,
     ProfileStats,
-    idle_time,
     milliseconds,
     seconds_of,
 )
@@ -31,7 +30,7 @@ def _rule(kind: HostWork, evidence: str) -> HostRule:
         found = stats.host(kind)
         steps = stats.measured.steps
         runs = sum(stats.measured.executions.values())
-        return idle_time(stats)[kind], evidence.format(
+        return stats.idle_time[kind], evidence.format(
             seconds=milliseconds(found.seconds),
             idle=milliseconds(found.idle),
             late=milliseconds(stats.measured.late_calls),

@@ -13,7 +13,6 @@ from mfu_jax.flops.names import MASKED_PAIRS
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
-    logits_of,
     milliseconds,
     record_of,
     seconds_of,
@@ -40,7 +39,7 @@ _CACHE_BYTES = 2**20  # per core
 
 def float32(stats: ProfileStats) -> tuple[float, str] | None:
     """Matmuls run in float32 on hardware that is faster in bfloat16."""
-    narrow = stats.peaks.bfloat16
+    narrow = stats.peaks.by_dtype.get("bf16") if stats.peaks.main.kind == "table" else None
     ops = [op for op in stats.compute() if _is_float32(record_of(op))]
     if narrow is None or not ops:
         return None
@@ -116,7 +115,7 @@ def even_sizes(stats: ProfileStats, _: float) -> str:
     tile, slow, _usual = _odd_matmuls(stats)
     slow.sort(key=lambda op: -op.seconds)
     odd = [dim for op in slow for dim in _shape(op)[1:] if dim > tile and dim % tile]
-    widest = (logits_of(stats) or (0,))[-1]  # the vocabulary's, as far as a trace can tell
+    widest = (stats.logits or (0,))[-1]  # the vocabulary's, as far as a trace can tell
     keys = {str(widest): _SIZES[0]}
     keys |= {size: key for key in _SIZES if (size := stats.settings.get(key))}
     changed = []

@@ -12,12 +12,12 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
+from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.attribution.host_work import KINDS
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
-from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.timeline.devices import Program
 
@@ -47,7 +47,7 @@ class ProfileStats:
     """
 
     measured: MeasuredStep
-    peaks: Peaks
+    peaks: StepPeaks
     program: KnownProgram
     programs: Mapping[Program, KnownProgram] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -108,13 +108,13 @@ class ProfileStats:
 
     def shortest(self, op: OpTime) -> float:
         """The time of an op's matmuls at the peak."""
-        return self.peaks.shortest(op)
+        return op.shortest(self.peaks)
 
     def moving(self, op: OpTime) -> float | None:
         """The time of an op's bytes at the memory's peak; None if that is unknown."""
-        if self.peaks.bytes_per_second is None or op.op.record is None:
+        if self.peaks.bytes_per_sec is None or op.op.record is None:
             return None
-        return op.runs * op.op.record.hbm_bytes / self.peaks.bytes_per_second
+        return op.runs * op.op.record.hbm_bytes / self.peaks.bytes_per_sec
 
     @property
     def bytes_per_second(self) -> float | None:
@@ -122,69 +122,65 @@ class ProfileStats:
 
         A CPU's threads share its memory, and the table has no peak for it.
         """
-        if self.peaks.bytes_per_second is not None:
-            return self.peaks.bytes_per_second
+        if self.peaks.bytes_per_sec is not None:
+            return self.peaks.bytes_per_sec
         vector = [op for op in self.compute() if not record_of(op).flops]
         seconds = seconds_of(vector)
         moved = sum(op.runs * record_of(op).hbm_bytes for op in vector)
         return moved / seconds if moved and seconds else None
 
+    @cached_property
+    def idle_time(self) -> Mapping[HostWork, float]:
+        """Idle seconds per step by cause; zeros if the trace has no calls of the step.
 
-def idle_time(stats: ProfileStats) -> Mapping[HostWork, float]:
-    """Idle seconds per step by cause; zeros if the trace has no calls of the step.
+        Each part has one cause: compilation and evaluation own what they overlap, a wait what
+        follows it until the next step; the rest goes to whatever keeps the thread busy, data first.
+        """
+        found = {kind: self.host(kind) for kind in KINDS}
+        own = {k: host.idle if k in _OVERLAPPING else host.seconds for k, host in found.items()}
+        after = sum(self.measured.late_after.get(program, 0.0) for program in self.evaluations)
+        # Waits for an evaluation that the loop itself calls, outside a function of that name.
+        waited = max(0.0, min(after - own[HostWork.EVALUATION], own[HostWork.WAIT]))
+        own[HostWork.EVALUATION] += waited
+        own[HostWork.WAIT] -= waited
+        rest, shares = self.measured.late_calls, {}
+        for kind, seconds in own.items():  # in the order of precedence
+            shares[kind] = min(seconds, rest)
+            rest -= shares[kind]
+        return shares
 
-    Each part has one cause: compilation and evaluation own what they overlap, a wait what follows
-    it until the next step; the rest goes to whatever keeps the thread busy, data first.
-    """
-    own = {kind: _own_idle(stats, kind) for kind in KINDS}
-    after = sum(stats.measured.late_after.get(program, 0.0) for program in stats.evaluations)
-    # Waits for an evaluation that the loop itself calls, outside a function of that name.
-    waited = max(0.0, min(after - own[HostWork.EVALUATION], own[HostWork.WAIT]))
-    own[HostWork.EVALUATION] += waited
-    own[HostWork.WAIT] -= waited
-    rest, shares = stats.measured.late_calls, {}
-    for kind, seconds in own.items():  # in the order of precedence
-        shares[kind] = min(seconds, rest)
-        rest -= shares[kind]
-    return shares
+    @property
+    def unexplained_idle(self) -> float:
+        """Idle seconds per step until the next call that nothing on the host's thread explains."""
+        return self.measured.late_calls - sum(self.idle_time.values())
 
+    @property
+    def memory_limit(self) -> int:
+        """Memory of one device; 0 if unknown."""
+        return self.program.memory_bytes or (self.chip.usable_memory_bytes if self.chip else 0)
 
-def unexplained_idle(stats: ProfileStats) -> float:
-    """Idle seconds per step until the next call that nothing on the host's thread explains."""
-    return stats.measured.late_calls - sum(idle_time(stats).values())
+    @property
+    def memory_used(self) -> int | None:
+        """An upper bound on the program's peak memory; None if unknown."""
+        memory = self.program.memory
+        sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
+        if None in sizes:
+            return None
+        return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
 
-
-def _own_idle(stats: ProfileStats, kind: HostWork) -> float:
-    found = stats.host(kind)
-    return found.idle if kind in _OVERLAPPING else found.seconds
-
-
-def memory_limit(stats: ProfileStats) -> int:
-    """Memory of one device; 0 if unknown."""
-    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
-
-
-def memory_used(stats: ProfileStats) -> int | None:
-    """An upper bound on the program's peak memory; None if unknown."""
-    memory = stats.program.memory
-    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
-    if any(size is None for size in sizes):
-        return None
-    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
-
-
-def logits_of(stats: ProfileStats) -> tuple[int, ...] | None:
-    """The dimensions of the widest result of a forward matmul that is far wider than its input."""
-    wide = [
-        record.shape.results[0].dims
-        for record in stats.program.costs.records.values()
-        if record.shape.matmul
-        and record.phase in ("forward", "evaluation")
-        and record.shape.results
-        and record.shape.matmul.batch == 1
-        and record.shape.matmul.n >= 8 * record.shape.matmul.k
-    ]
-    return max(wide, key=lambda dims: dims[-1], default=None)
+    @property
+    def logits(self) -> tuple[int, ...] | None:
+        """The dimensions of the widest result of a forward matmul far wider than its input."""
+        wide = [
+            record.shape.results[0].dims
+            for record in self.program.costs.records.values()
+            if (matmul := record.shape.matmul)
+            and record.phase in ("forward", "evaluation")
+            and record.shape.results
+            and matmul.batch == 1
+            and matmul.n >= 8 * matmul.k
+        ]
+        return max(wide, key=lambda dims: dims[-1], default=None)
 
 
 def seconds_of(ops: Iterable[OpTime]) -> float:

@@ -12,10 +12,7 @@ from mfu_jax.profiling.advice.stats import (
     FULL,
     LEAST,
     ProfileStats,
-    idle_time,
     largest_names,
-    memory_limit,
-    memory_used,
     milliseconds,
     record_of,
     seconds_of,
@@ -56,7 +53,7 @@ def evaluation(stats: ProfileStats) -> tuple[float, str] | None:
     steps = max([called.steps, *(measured.steps_with[p] for p in stats.evaluations)])
     if steps > 1 or 2 * steps >= measured.steps:  # a single one may be any schedule's
         ops = [op for op in measured.ops if op.op.name.program in stats.evaluations]
-        idle = idle_time(stats)[HostWork.EVALUATION]
+        idle = stats.idle_time[HostWork.EVALUATION]
         seconds += seconds_of(ops) + idle
         names = [program.module for program in stats.evaluations] + [called.name]
         seen.append(
@@ -130,7 +127,7 @@ def remat(stats: ProfileStats) -> tuple[float, str] | None:
     pass's matmuls into the backward pass: it was seen to recompute those without being asked. A
     GPU's kernels write their results in any case; only a scan copies what it saves.
     """
-    ops, used, limit = _recomputed(stats), memory_used(stats), memory_limit(stats)
+    ops, used, limit = _recomputed(stats), stats.memory_used, stats.memory_limit
     kept = _kept_bytes(stats, ops)
     if not ops or not limit or used is None or not kept:
         return None
@@ -158,7 +155,7 @@ def _recomputed(stats: ProfileStats) -> list[OpTime]:
 
 def _share_kept(stats: ProfileStats, recomputed: list[OpTime]) -> float:
     """The share of recomputed results for which there is memory."""
-    free = FULL * memory_limit(stats) - (memory_used(stats) or 0)
+    free = FULL * stats.memory_limit - (stats.memory_used or 0)
     return min(1.0, max(0.0, free) / max(_kept_bytes(stats, recomputed), 1))
 
 

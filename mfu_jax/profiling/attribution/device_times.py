@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps
 from mfu_jax.profiling.attribution.host_time import HostSums, host_sums
 from mfu_jax.profiling.attribution.host_work import ClassifiedEvents, in_words, waits_of
@@ -72,6 +73,11 @@ class OpTime:
     seconds: float
     self_seconds: float
     runs: float
+
+    def shortest(self, peaks: StepPeaks) -> float:
+        """The time of its matmuls at the peak."""
+        record = self.op.record
+        return 0.0 if record is None else self.runs * peaks.seconds(record.flops_by_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

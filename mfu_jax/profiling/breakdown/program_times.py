@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.names import MFU
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
-from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.breakdown.waterfall import Bar, waterfall
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.util.formatting import seconds_text, short
@@ -49,7 +49,7 @@ class ProgramTime:
 
 
 def program_times(
-    measured: MeasuredStep, known: Mapping[Program, KnownProgram], peaks: Peaks
+    measured: MeasuredStep, known: Mapping[Program, KnownProgram], peaks: StepPeaks
 ) -> tuple[ProgramTime, ...]:
     """The programs that take at least 1% of a step, longest first.
 

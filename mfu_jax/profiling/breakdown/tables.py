@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.pages.tables import Column
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
-from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.util.formatting import percent, readable, seconds_text
 
@@ -94,7 +94,7 @@ SORTS: dict[str, Callable[[TableRow], float]] = {
 
 def table(
     measured: MeasuredStep,
-    peaks: Peaks,
+    peaks: StepPeaks,
     by: Callable[[OpTime], str],
     *,
     depth: int = 0,
@@ -118,14 +118,14 @@ def table(
     return tuple(sorted(rows, key=lambda row: (-largest(row), -row.seconds)))
 
 
-def _row(name: str, ops: list[OpTime], measured: MeasuredStep, peaks: Peaks) -> TableRow:
+def _row(name: str, ops: list[OpTime], measured: MeasuredStep, peaks: StepPeaks) -> TableRow:
     seconds = sum(op.seconds for op in ops)
-    least = sum(peaks.shortest(op) for op in ops)
-    model = sum(peaks.shortest(op) * model_share(op) for op in ops)
+    least = sum(op.shortest(peaks) for op in ops)
+    model = sum(op.shortest(peaks) * model_share(op) for op in ops)
     hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
     overlapping = measured.platform != "gpu"  # there, a copy is a kernel like any other
     moved = _moving(ops) if overlapping else hbm_bytes
-    moving = moved / peaks.bytes_per_second if peaks.bytes_per_second else None
+    moving = moved / peaks.bytes_per_sec if peaks.bytes_per_sec else None
     return TableRow(
         name=name,
         seconds=seconds,

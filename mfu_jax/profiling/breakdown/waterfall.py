@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from mfu_jax import names
 from mfu_jax.flops.names import EVALUATION, OTHER, RECOMPUTED_BY_XLA, REMATERIALISED
+from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
-from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.util.formatting import seconds_text, short
@@ -56,7 +56,7 @@ def waterfall(
     measured: MeasuredStep,
     programs: Mapping[Program, KnownProgram],
     main: KnownProgram,
-    peaks: Peaks,
+    peaks: StepPeaks,
 ) -> tuple[Bar, ...]:
     """The bars, from the peak to MFU.
 
@@ -90,13 +90,13 @@ def _idle(measured: MeasuredStep) -> Iterator[_Bar]:
         yield name, seconds, measured.idle_causes.get(where, {})
 
 
-def _without_matmuls(measured: MeasuredStep, peaks: Peaks) -> Iterator[_Bar]:
+def _without_matmuls(measured: MeasuredStep, peaks: StepPeaks) -> Iterator[_Bar]:
     """Bars of ops without matmuls; of vector-unit matmuls, the time beyond the shortest."""
     bars: dict[str, dict[str, float]] = {}
     for op in measured.ops:
         if op.op.record is None or op.op.record.is_vector:
             scopes = bars.setdefault(_bar_of(op), defaultdict(float))
-            scopes[scope_of(op)] += op.seconds - peaks.shortest(op)
+            scopes[scope_of(op)] += op.seconds - op.shortest(peaks)
     _merge_short_kinds(bars)
     seconds = {name: sum(scopes.values()) for name, scopes in bars.items()}
     for name in sorted(bars, key=lambda name: (_order(name), -seconds[name])):
@@ -150,7 +150,7 @@ def _matmuls(
     measured: MeasuredStep,
     programs: Mapping[Program, KnownProgram],
     main: KnownProgram,
-    peaks: Peaks,
+    peaks: StepPeaks,
 ) -> Iterator[_Bar]:
     ops = [op for op in measured.ops if op.op.record is not None and op.op.record.flops]
     of_main, of_others = executed_seconds(measured, programs, peaks)
@@ -158,10 +158,10 @@ def _matmuls(
     beyond = 0.0
     for op in ops:
         if op.op.record is not None and not op.op.record.is_vector:
-            below[scope_of(op)] += op.seconds - peaks.shortest(op)
+            below[scope_of(op)] += op.seconds - op.shortest(peaks)
             beyond += op.seconds
         else:
-            beyond += peaks.shortest(op)
+            beyond += op.shortest(peaks)
     yield names.BELOW_PEAK, beyond - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}
@@ -170,7 +170,7 @@ def _matmuls(
 
 
 def executed_seconds(
-    measured: MeasuredStep, programs: Mapping[Program, KnownProgram], peaks: Peaks
+    measured: MeasuredStep, programs: Mapping[Program, KnownProgram], peaks: StepPeaks
 ) -> tuple[float, float]:
     """Shortest time of a step's matmuls: the main program's, all versions, and the others'."""
     of_main = of_others = 0.0

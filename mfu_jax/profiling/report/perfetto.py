@@ -90,7 +90,7 @@ def _cost(op: JoinedOp, profile: Profile) -> tuple[dict[str, Any], int, float, f
         "hbm_bytes": op.record.hbm_bytes,
     }
     known = {name: value for name, value in cost.items() if value}
-    return args | known, op.record.flops, profile.peaks.shortest(once), model_share(once)
+    return args | known, op.record.flops, once.shortest(profile.peaks), model_share(once)
 
 
 def _event(

@@ -17,7 +17,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiling import NO_WAIT, Limits, Request, compiler_flags
+from mfu_jax.planning.compilation.compiling import Limits, Request, compiler_flags
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import Target, parse_target
@@ -39,7 +39,6 @@ def plan(
     compile_seconds: float = Limits.seconds,
     compile_gib: float = 0.0,
     cache_folder: str | Path | None = "",
-    code_seconds: float | None = None,
 ) -> Plan:
     """Predicts whether a step fits on chips you do not have, how long it takes, what limits it.
 
@@ -61,7 +60,6 @@ def plan(
         compile_gib: limit on the host memory that it allocates, excluding libraries that it maps;
             0: no limit.
         cache_folder: cache of compiled programs; empty: the user's default cache; None: no cache.
-        code_seconds: has no effect: plans no longer wait for a TPU's machine code.
 
     Returns:
         The plan. ``print`` shows one screen; `to_json` gives everything.
@@ -79,8 +77,6 @@ def plan(
     flags = compiler_flags(xla_flags)
     step, args = of_arrays(step, args)
     text, axes, abstract, notes = _lowered(step, args, target)
-    if code_seconds is not None:
-        notes = (*notes, NO_WAIT)
     if cache_folder == "":
         cache_folder = cache.default_folder()
     program, compiled_notes = cache.compile_cached(

@@ -118,13 +118,6 @@ def test_a_clock_state_among_the_flags_is_the_plans(requests):
     assert any(f"clock state is {state}" in note for note in plan.notes)
 
 
-def test_code_seconds_has_no_effect_and_says_so(requests):
-    plan = mfu_jax.plan(step, *_arguments(), topology="v6e-1", code_seconds=60)
-    assert [note.split(":")[0] for note in plan.notes if "code" in note] == [
-        "code_seconds= has no effect"
-    ]
-
-
 def test_arrays_are_taken_for_their_shapes(requests):
     arrays = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), _arguments())
     plan = mfu_jax.plan(step, *arrays, topology="v6e-1")

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiling import NO_WAIT, Limits, compiler_flags
+from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, judged, load_run, with_left_out
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
@@ -81,16 +81,11 @@ _FORMS = ("--run", "--maxtext", "--sweep")
 _PAGE = "plan.html"
 _number = functools.partial(number_of, kind=float, default=0.0)
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib")
-_OLD_KEY = "code_seconds"  # of no effect; to be removed after 0.1
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if the step does not fit."""
     arguments = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep", "--html"))
-    if _OLD_KEY in arguments.values:
-        print(f"mfu-jax plan: {NO_WAIT}", file=sys.stderr)
-        kept = tuple(pair for pair in arguments.pairs if pair[0] != _OLD_KEY)
-        arguments = replace(arguments, pairs=kept)
     _check_forms(arguments)
     for key in _NUMBERS:
         _number(arguments.values, key)  # report a wrong number before compiling for a minute

@@ -24,7 +24,6 @@ from mfu_jax.planning.targets import Target, target_config
 from mfu_jax.util.child_process import child_environment, run_logged
 
 PROFILE_FLAG = "xla_gpu_pgle_profile_file_or_directory_path"
-NO_WAIT = "code_seconds= has no effect: no plan waits for machine code"
 _STAGES = ("tracing", "compiling", "writing")  # progress that a child prints
 # Without these, libtpu looks for attached TPUs and their metadata server.
 _TPU_ENVIRONMENT = {

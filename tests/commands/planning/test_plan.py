@@ -66,13 +66,6 @@ def test_a_dump(capsys, dump):
     assert plan["mfu"] == pytest.approx(plan["hfu"] / 2)
 
 
-def test_code_seconds_has_no_effect_and_says_so(capsys, dump):
-    words = dump, "topology=v5e:1x1", "--json"
-    code, shown = _plan(capsys, *words, "code_seconds=0")
-    assert (code, shown.out) == (0, _plan(capsys, *words)[1].out)
-    assert "code_seconds= has no effect" in shown.err
-
-
 def test_a_dumps_tokens_need_no_model_flops(capsys, dump):
     words = ("topology=v5e:1x1", "tokens_per_step=8", "tokens=86400", "--json")
     _, shown = _plan(capsys, dump, *words)

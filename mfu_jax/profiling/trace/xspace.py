@@ -243,102 +243,71 @@ class XLine:
         Raises:
             UserError: the file is damaged.
         """
-        reader = _EventReader(self, numbers, texts)
+        known = self.plane.stat_names.items()
+        ids = {n: [key for key, name in known if name == n] for n in (*numbers, *texts)}
+        columns = np.zeros((3, len(self)), np.int64)  # metadata, offset, duration
+        stats = {name: np.full(len(self), ABSENT) for name in ids}
         try:
             for begin in range(0, len(self), _CHUNK):
-                reader.read(begin, begin + _CHUNK)
+                found = self._read(begin, columns, with_stats=any(ids.values()))
+                for name, column in stats.items():
+                    rows, _, *values = found[:, np.isin(found[1], ids[name])]
+                    column[rows] = self._values(*values, is_text=name in texts)
         except WireError as error:
             raise unreadable(self.trace.path, str(error), _EXPECTED) from None
-        return reader.events()
-
-
-class _EventReader:
-    """Reads the events of a line into columns, chunk by chunk."""
-
-    def __init__(self, line: XLine, numbers: Sequence[str], texts: Sequence[str]) -> None:
-        count = len(line)
-        self.line = line
-        self.trace = line.trace
-        self.metadata = np.zeros(count, np.int64)
-        self.offsets = np.zeros(count, np.int64)
-        self.durations = np.zeros(count, np.int64)
-        self.numbers = {name: np.full(count, ABSENT) for name in numbers}
-        self.texts = {name: np.full(count, ABSENT) for name in texts}
-        self.ids: dict[str, list[int]] = {}
-        for key, name in line.plane.stat_names.items():
-            self.ids.setdefault(name, []).append(key)
-        self.references: dict[int, int] = {}
-
-    def events(self) -> EventColumns:
-        base_ns = max(self.line.timestamp_ns - self.trace.epoch_ns, 0)
-        starts = self.offsets + base_ns * 1000
+        metadata, offsets, durations = columns
+        starts = offsets + max(self.timestamp_ns - self.trace.epoch_ns, 0) * 1000
         return EventColumns(
-            metadata=self.metadata,
+            metadata=metadata,
             starts=starts,
-            ends=starts + self.durations,
-            numbers=self.numbers,
-            texts=self.texts,
+            ends=starts + durations,
+            numbers={name: stats[name] for name in numbers},
+            texts={name: stats[name] for name in texts},
         )
 
-    def read(self, begin: int, end: int) -> None:
-        line, data = self.line, self.trace.data
-        wanted = any(name in self.ids for name in (*self.numbers, *self.texts))
-        rows: list[IntArray] = []
-        starts: list[IntArray] = []
-        ends: list[IntArray] = []
-        for found in fields_of_many(data, line.starts[begin:end], line.ends[begin:end]):
-            for number, column in enumerate((self.metadata, self.offsets, self.durations), 1):
+    def _read(self, begin: int, columns: IntArray, *, with_stats: bool) -> IntArray:
+        """Reads a chunk of events into their columns.
+
+        Returns:
+            Their stats, if asked for, [5, stats]: the event's index, the name's id, the kind of
+            value (its field's number), the value, and where its bytes begin.
+        """
+        chunk, data = slice(begin, begin + _CHUNK), self.trace.data
+        parts = [np.zeros((3, 0), np.int64)]
+        for found in fields_of_many(data, self.starts[chunk], self.ends[chunk]):
+            for number, column in enumerate(columns, 1):
                 of = found.of(number)
                 column[begin + of.rows] = of.values
-            if wanted:
-                stats = found.of(4)
-                rows.append(begin + stats.rows)
-                starts.append(stats.starts)
-                ends.append(stats.ends)
-        if rows:
-            self._read_stats(*map(np.concatenate, (rows, starts, ends)))
+            if with_stats:
+                of = found.of(4)
+                parts.append(np.stack([begin + of.rows, of.starts, of.ends]))
+        events, starts, ends = np.concatenate(parts, axis=1)
+        stats = np.zeros((5, len(events)), np.int64)
+        stats[0] = events
+        for found in fields_of_many(data, starts, ends):
+            is_name = found.numbers == 1
+            stats[1, found.rows[is_name]] = found.values[is_name]
+            rest = np.stack([found.numbers, found.values, found.starts])[:, ~is_name]
+            stats[2:, found.rows[~is_name]] = rest
+        return stats
 
-    def _read_stats(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
-        ids = np.zeros(len(rows), np.int64)
-        kinds = np.zeros(len(rows), np.int64)
-        values = np.zeros(len(rows), np.int64)
-        begins = np.zeros(len(rows), np.int64)
-        for found in fields_of_many(self.trace.data, starts, ends):
-            of = found.of(1)
-            ids[of.rows] = of.values
-            others = found.numbers != 1
-            at = found.rows[others]
-            kinds[at], values[at] = found.numbers[others], found.values[others]
-            begins[at] = found.starts[others]
-        for name, column in self.numbers.items():
-            chosen = np.flatnonzero(np.isin(ids, self.ids.get(name, [])))
-            column[rows[chosen]] = self._as_numbers(kinds[chosen], values[chosen], begins[chosen])
-        for name, column in self.texts.items():
-            chosen = np.flatnonzero(np.isin(ids, self.ids.get(name, [])))
-            column[rows[chosen]] = self._as_texts(kinds[chosen], values[chosen], begins[chosen])
+    def _values(
+        self, kinds: IntArray, values: IntArray, begins: IntArray, *, is_text: bool
+    ) -> IntArray:
+        """Keys of texts, or numbers, which annotations write as text."""
 
-    def _as_numbers(self, kinds: IntArray, values: IntArray, begins: IntArray) -> IntArray:
-        plain = (kinds == 3) | (kinds == 4)
-        out = np.where(plain, values, ABSENT)
-        for row in np.flatnonzero(~plain):  # annotations write numbers as text
-            text = self._text(int(kinds[row]), int(values[row]), int(begins[row]))
-            if text.lstrip("-").isdecimal():
-                out[row] = int(text)
-        return out
+        def of_text(text: str) -> int:
+            if is_text:
+                return self.trace.key(text)
+            return int(text) if text.lstrip("-").isdecimal() else ABSENT
 
-    def _as_texts(self, kinds: IntArray, values: IntArray, begins: IntArray) -> IntArray:
-        out = np.full(len(kinds), ABSENT)
+        is_number = (kinds == 3) | (kinds == 4)
+        out = np.where(is_number & (not is_text), values, ABSENT)
         is_reference = kinds == 7
         for key in np.unique(values[is_reference]).tolist():
-            text = self.line.plane.stat_names.get(key, "")
-            out[is_reference & (values == key)] = self.trace.key(text)
+            out[is_reference & (values == key)] = of_text(self.plane.stat_names.get(key, ""))
         for row in np.flatnonzero(kinds == 5):
-            out[row] = self.trace.key(self._text(5, int(values[row]), int(begins[row])))
+            begin = int(begins[row])
+            text = self.trace.view[begin : begin + int(values[row])]
+            out[row] = of_text(bytes(text).decode(errors="replace"))
         return out
-
-    def _text(self, kind: int, value: int, begin: int) -> str:
-        if kind == 7:
-            return self.line.plane.stat_names.get(value, "")
-        if kind != 5:
-            return ""
-        return bytes(self.trace.view[begin : begin + value]).decode(errors="replace")

@@ -23,6 +23,7 @@ from mfu_jax.errors import UserError, nearest, two_lines
 _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})
 _TRAIN = "train"  # not in the folder: python -m mfu_jax.train runs it, too
+_OF_WORDS = ("flops", "project", "report", "watch")  # they say nothing without any
 _EXAMPLE = "\nexample: "  # in the last line of a manual
 _NO_BACKEND = "Unable to initialize backend"  # JAX's words
 _GROUPS = {
@@ -78,9 +79,9 @@ def _run(name: str | None = None, *rest: str) -> int:
     if name not in (known := command_names()):
         listed = f"the commands are: {', '.join(known)}"
         raise UserError(f"unknown command {name!r}", hint=nearest(name, known) + listed)
-    if _HELP & set(rest):
+    if _HELP & set(rest) or (name in _OF_WORDS and not rest):
         print(manual(name))
-        return 0
+        return 0 if rest else 2
     return int(importlib.import_module(module_of(name)).main(list(rest)) or 0)
 
 

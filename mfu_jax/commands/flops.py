@@ -57,9 +57,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: wrong arguments or input.
     """
-    if not argv:
-        print(__doc__)
-        return 2
     keys = {*override_keys(), MODEL, "convention", "mfu"}
     arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list", "--trace"))
     if "--list" in arguments.flags:

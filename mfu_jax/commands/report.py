@@ -82,9 +82,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: wrong arguments, or a file that holds no run.
     """
-    if not argv:
-        print(__doc__)
-        return 2
     arguments = parse(argv, flags=("--json", "--html"))
     if "export" in arguments.values:
         return _export(arguments)

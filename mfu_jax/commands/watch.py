@@ -38,9 +38,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: wrong arguments, or no metrics file.
     """
-    if not argv:
-        print(__doc__)
-        return 2
     arguments = parse(argv, keys=("interval",), flags=("--once", "--json"))
     run = arguments.one_name("run")
     text = arguments.values.get("interval", "2")

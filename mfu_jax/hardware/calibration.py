@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import platform
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from jax import lax
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.peak import Peak
+from mfu_jax.storage.files import replace_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -268,13 +268,10 @@ def _read(path: Path, machine: Machine, dtype: str) -> dict[str, float] | None:
 
 
 def _write(path: Path, machine: Machine, dtype: str, record: dict[str, float]) -> None:
-    """Writes a temporary file and renames it, so that no reader sees half a file."""
+    content = json.dumps({"key": _key(machine, dtype), **record}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump({"key": _key(machine, dtype), **record}, stream, indent=1)
-        os.replace(temporary, path)
+        replace_file(path, [content.encode()])
     except OSError as error:
         _LOG.warning("the calibrated peak is not cached: %s\nhint: set MFU_JAX_CACHE_DIR", error)
 

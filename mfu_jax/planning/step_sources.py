@@ -67,7 +67,7 @@ class StepSource(Protocol):
         return work
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
-        """What else determines the program: files named by the arguments, our own source."""
+        """What else determines the program: files named by the arguments."""
         return {}
 
     def invalid(self, values: Mapping[str, str]) -> UserError | None:

@@ -53,9 +53,6 @@ _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    if not argv:
-        print(__doc__)
-        return 2
     arguments = parse(argv, keys=(*_NUMBERS, *_WORDS), flags=("--json",))
     if arguments.names:
         raise UserError(f"{arguments.names[0]!r}: expected key=value, as in tokens=15T")

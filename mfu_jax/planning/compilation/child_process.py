@@ -23,8 +23,8 @@ _PACKAGES = (
     *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "maxtext", "tokamax"),
     *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
 )
-# Whose files make a program, beside the versions, where they are a checkout.
-_CHECKOUTS = ("maxtext", "mfu_jax.layers", "mfu_jax.trainer", "mfu_jax.planning.compilation")
+# Whose files make a program, beside the versions: ours, and MaxText's where it is a checkout.
+_OWN = ("mfu_jax.layers", "mfu_jax.trainer", "mfu_jax.planning.compilation")
 _INSTALLED = {"site-packages", "dist-packages"}
 _SOURCES = {".py", ".yml"}
 
@@ -43,16 +43,16 @@ def obey_parent() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Package → version; checkouts, whose version says little, also by their files."""
+    """Package → version; where that says little, also a hash of the files."""
     found = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    for name in _CHECKOUTS:
+    for name in ("maxtext", *_OWN):
         with contextlib.suppress(ModuleNotFoundError):
             spec = importlib.util.find_spec(name)
             for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
-                if not _INSTALLED & set(folder.parts):  # pip did not copy it there
+                if name in _OWN or not _INSTALLED & set(folder.parts):  # pip did not copy it
                     found[f"{name} source"] = _hash_of(folder)
     return found
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,8 +36,6 @@ from mfu_jax.trainer.config.mesh_axes import (
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.util.formatting import counted
 from mfu_jax.util.values import typed
-
-_SOURCES = ("mfu_jax.layers", "mfu_jax.trainer")
 
 
 class TrainerStep:
@@ -116,9 +112,9 @@ class TrainerStep:
         return {}
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
-        """Every key of the config, and the source of the model and the step."""
+        """Every key of the config."""
         config = dataclasses.asdict(load(self.words(values)))
-        return {"config": {key: str(value) for key, value in config.items()}, "source": _digest()}
+        return {"config": {key: str(value) for key, value in config.items()}}
 
     def invalid(self, values: Mapping[str, str]) -> UserError | None:
         """The trainer's own error about the config, or its mesh on these chips."""
@@ -130,16 +126,6 @@ class TrainerStep:
         except UserError as error:
             return error
         return None
-
-
-def _digest() -> str:
-    found = hashlib.sha256()
-    for name in _SOURCES:
-        spec = importlib.util.find_spec(name)
-        for folder in (spec.submodule_search_locations if spec else None) or ():
-            for path in sorted(Path(folder).rglob("*.py")):
-                found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 def main(argv: list[str]) -> None:

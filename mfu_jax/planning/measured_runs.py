@@ -36,6 +36,7 @@ from mfu_jax.planning.targets import (
     slice_name,
     with_memory_fraction,
 )
+from mfu_jax.util.formatting import percent
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
 from mfu_jax.util.yaml_files import model_names, read_mapping
@@ -366,6 +367,16 @@ def with_left_out(plan: Plan, run: MeasuredRun) -> Plan:
     return replace(plan, left_out=named, left_out_share=share, step_time_range=span)
 
 
+def with_doubts(plan: Plan) -> Plan:
+    """The plan, with why the run may have been far from it, if that may be much, in its first line.
+
+    A run fitted.
+    """
+    if plan.step_time_seconds and not plan.fits:
+        plan = plan.with_doubt("times of a program that does not fit, so no run had it")
+    return plan
+
+
 def may_save(plan: Plan, left_out: str, run: MeasuredRun) -> float:
     """Seconds that the best setting in place of a default would save.
 
@@ -423,7 +434,12 @@ def _without_partial_gradients(plan: Plan, held: float) -> Plan:
     if plan.fits or not (peak and limit and held) or not 0 < peak - held <= limit:
         return plan
     left = {**plan.memory, "temporaries": max(0, plan.memory.get("temporaries", 0) - round(held))}
-    return replace(plan, fits=True, memory_peak_bytes=round(peak - held), memory=left).with_notes(
+    plan = replace(plan, fits=True, memory_peak_bytes=round(peak - held), memory=left)
+    share = plan.time_by_cause.get("kernel", 0.0) / (plan.step_time_seconds or math.inf)
+    return plan.with_doubt(
+        f"with another kernel's attention, which does not fit where the run's does (kernels: "
+        f"{percent(share)} of the step)"
+    ).with_notes(
         f"the compiled attention kernel holds {held / 2**30:,.3g} GiB of queries' gradients that "
         "tokamax's with dq_reduction_steps=3 does not: without them the step fits"
     )

@@ -330,6 +330,7 @@ def test_a_run_fits_that_does_without_the_compiled_kernels_gradients(peak, fits)
     found = judged(plan, read_run(LONG))
     assert found.fits == fits
     assert ("122 GiB of queries' gradients" in "".join(found.notes)) == fits
+    assert warning_of(found).startswith("with another kernel's attention, which does not") == fits
     assert found.memory["temporaries"] == (28 if fits else 150) * GIB
 
 

@@ -53,7 +53,13 @@ from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
-from mfu_jax.planning.measured_runs import MeasuredRun, judged, load_run, with_left_out
+from mfu_jax.planning.measured_runs import (
+    MeasuredRun,
+    judged,
+    load_run,
+    with_doubts,
+    with_left_out,
+)
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.result.rendering import render
@@ -182,8 +188,10 @@ def _of_run(arguments: Arguments) -> Plan:
     if nearest:
         plan = judged(plan, run)
         plan = plan.with_lost(nearest.other_work, nearest.notes(plan.time_by_cause))
+        for doubt, longer in nearest.doubts:
+            plan = plan.with_doubt(doubt, longer)
         plan = plan.with_notes(_NO_MAXTEXT)
-    return with_left_out(plan, run).with_notes(*run.notes)
+    return with_doubts(with_left_out(plan, run)).with_notes(*run.notes)
 
 
 def _source_of_run(

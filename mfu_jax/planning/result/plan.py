@@ -98,6 +98,7 @@ class Plan:
         left_out: settings that a run does not give, in place of which defaults are planned, if they
             decide much of its time.
         left_out_share: of the predicted time, what other settings would save at most.
+        doubts: what else may put a run far from the predicted time, with how much.
         notes: what the plan could not see, with `with_lost` first what may change its time most.
     """
 
@@ -137,6 +138,7 @@ class Plan:
     another_program: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     left_out_share: float = 0.0
+    doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -184,6 +186,18 @@ class Plan:
             notes=(*details, *self.notes),
         )
 
+    def with_doubt(self, why: str, longer: float = 0.0) -> Plan:
+        """Returns the plan with a reason, in its first line, why its time may be far off.
+
+        Args:
+            why: the reason, with how much it may be.
+            longer: of the time, what a run may take more: its range ends so much later.
+        """
+        span = self.step_time_range
+        if span:
+            span = span[0], span[1] * (1 + longer)
+        return replace(self, doubts=(*self.doubts, why), step_time_range=span)
+
     def __str__(self) -> str:
         """The verdict, and the plan as one screen of text."""
         from mfu_jax.planning.result.rendering import render
@@ -222,6 +236,7 @@ def warning_of(plan: Plan) -> str:
             f"planned with defaults for what the run leaves out ({', '.join(plan.left_out)}), "
             f"which may take {percent(plan.left_out_share)} of this step more than its own: "
         )
+    why += [f"{doubt}: " for doubt in plan.doubts]
     again = plan.xla_rematerialized_flops / max(plan.executed_flops or 0, 1)
     if again >= _FAR_OFF and not plan.another_program:
         why.append(f"{percent(again)} recomputed for want of memory, which a run may not need: ")

@@ -45,11 +45,13 @@ class Lost(NamedTuple):
         setting: as text, with what it would need.
         work: what it changes, if the step is another program without it; else empty.
         touches: the part of the predicted time that it may change: a cause, or ``transfers``.
+        longer: of the predicted time, how much more steps with it took at most, if it is known.
     """
 
     setting: str
     work: str = ""
     touches: str = ""
+    longer: float = 0.0
 
 
 class NearestStep(NamedTuple):
@@ -67,6 +69,15 @@ class NearestStep(NamedTuple):
     def other_work(self) -> tuple[str, ...]:
         """What makes it another program than the run's."""
         return tuple(f"{lost.setting} ({lost.work})" for lost in self.lost if lost.work)
+
+    @property
+    def doubts(self) -> tuple[tuple[str, float], ...]:
+        """What may take much longer, for the first line, and how much."""
+        return tuple(
+            (f"without {lost.setting}: up to {percent(lost.longer)} more", lost.longer)
+            for lost in self.lost
+            if lost.longer
+        )
 
     def notes(self, time_by_cause: Mapping[str, float]) -> tuple[str, ...]:
         """What is not followed, the largest part of the predicted time first.
@@ -148,7 +159,7 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
         lost.append(_lost("context_parallel_strategy", "ring", ", in kernels as the run's"))
     if run.keys.get("use_qwix_quantization") != "true":
         own_rounding = _tables()["without_qwix"].get(keys.get("quantization"))
-        lost += [Lost(own_rounding, "", "vector")] if own_rounding else []
+        lost += [Lost(touches="vector", **own_rounding)] if own_rounding else []
     if run.target.platform == "cuda" and keys.get("quantization") and slots > 0:
         # Read off MaxText's own compiled step of DeepSeek-V3 in fp8 (held_out_runs.json).
         keys["whole_expert_gradients"] = "true"

@@ -174,6 +174,15 @@ def test_what_maxtext_rounds_by_without_qwix_is_said(hardware, quantization, fla
     assert not said or said in lost[0].setting
 
 
+def test_aqts_int8_is_in_the_first_line_with_how_much_it_may_take():
+    """Plans with its rounding: GPT-3 10.87 to 11.88 and 20.73 to 23.72 s, Mixtral 7.29 to 9.42."""
+    pytest.importorskip("qwix")
+    ((why, longer),) = followed(read_run({**RUN, **V6E, "quantization": "int8"})).doubts
+    assert "AQT" in why
+    assert longer == pytest.approx(max(11.88 / 10.87, 23.72 / 20.73, 9.42 / 7.29) - 1, abs=0.005)
+    assert not followed(read_run({**RUN, **V6E, "quantization": "fp8_full"})).doubts
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from mfu_jax.planning.targets import (
     slice_name,
     with_memory_fraction,
 )
-from mfu_jax.util.formatting import percent
+from mfu_jax.util.formatting import percent, seconds_text
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
 from mfu_jax.util.yaml_files import model_names, read_mapping
@@ -48,6 +49,9 @@ _GROUPS, _SINGLE, _REQUIRED = (_TABLES[key] for key in ("groups", "single", "req
 FIXED: Mapping[str, str] = _TABLES["fixed"]
 DEFAULT_MODEL: Mapping[str, Any] = _TABLES["default_model"]
 DEFAULT_STEP: Mapping[str, str] = _TABLES["default_step"]
+_TRAINERS: Mapping[str, Mapping[str, float]] = _TABLES["trainers"]
+_OWN = "maxtext"  # the trainer whose keys and loop a plan follows: it reads a loss one step late
+_LOOP = "levanter"  # the one whose loop's time is known
 _MISSING = (None, "")
 FLAG_VARIABLES = {"tpu": ("XLA_FLAGS", "LIBTPU_INIT_ARGS"), "cuda": ("XLA_FLAGS",)}
 _MODEL_KEYS = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
@@ -76,6 +80,7 @@ class MeasuredRun:
         keys: MaxText's keys, values as text.
         model: the mapping that `mfu_jax.flops_breakdown` counts.
         flags: compiler flags.
+        trainer: whose step it is, as `framework` has it; empty: not given.
         left_out: settings that the run does not give and that may take much of the step's time:
             MaxText's defaults are planned.
         notes: what of the run cannot be reproduced.
@@ -85,6 +90,7 @@ class MeasuredRun:
     keys: Mapping[str, str]
     model: Mapping[str, Any]
     flags: tuple[str, ...] = ()
+    trainer: str = ""
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -95,6 +101,11 @@ class MeasuredRun:
         if config.experts.num_experts < 2:
             return None
         return tiles_of_run(self.keys, config.emb_dim)
+
+    @property
+    def loop_seconds(self) -> float:
+        """What its trainer's loop adds to each step, as far as other runs of it tell."""
+        return _TRAINERS.get(self.trainer, {}).get("loop_seconds", 0.0)
 
     @property
     def attention(self) -> RunsKernel:
@@ -185,6 +196,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
         keys={key: _text(value) for key, value in values.items()},
         model=model_of(values),
         flags=flags,
+        trainer=re.split(r"\W", str(run.get("framework") or "").lower())[0],
         left_out=left_out,
         notes=(*defaults, *_not_followed(run, target, words)),
     )
@@ -367,14 +379,29 @@ def with_left_out(plan: Plan, run: MeasuredRun) -> Plan:
     return replace(plan, left_out=named, left_out_share=share, step_time_range=span)
 
 
-def with_doubts(plan: Plan) -> Plan:
+def with_doubts(plan: Plan, run: MeasuredRun) -> Plan:
     """The plan, with why the run may have been far from it, if that may be much, in its first line.
 
-    A run fitted.
+    A run fitted. MaxText's keys describe a part of another trainer's step. A loop that waits for
+    each step's loss adds its own work; a plan has it if the trainer is named and was compared.
     """
-    if plan.step_time_seconds and not plan.fits:
+    step, trainer = plan.step_time_seconds, run.trainer
+    if step and not plan.fits:
         plan = plan.with_doubt("times of a program that does not fit, so no run had it")
-    return plan
+    if not step or trainer == _OWN:
+        return plan
+    if trainer and not run.loop_seconds:
+        longer = _TRAINERS.get(trainer, {}).get("longer")
+        beside = f"; other runs of it took up to {percent(longer)} more" if longer else ""
+        plan = plan.with_doubt(f"{trainer}'s step, by MaxText's keys alone{beside}", longer or 0.0)
+    loop = _TRAINERS[_LOOP]["loop_seconds"]
+    if run.loop_seconds or loop < _MATTERS * step:
+        return plan
+    return plan.with_doubt(
+        f"without the loop's own work, which takes {seconds_text(loop)} a step in {_LOOP}'s, "
+        f"{percent(loop / step)} of this one",
+        loop / step,
+    )
 
 
 def may_save(plan: Plan, left_out: str, run: MeasuredRun) -> float:

@@ -13,6 +13,7 @@ from mfu_jax.planning.measured_runs import (
     judged,
     may_save,
     read_run,
+    with_doubts,
     with_left_out,
 )
 from mfu_jax.planning.result.plan import Plan, warning_of
@@ -169,6 +170,46 @@ def test_what_a_run_leaves_out_is_in_the_first_line_if_it_may_take_much_of_the_s
         "planned with defaults for what the run leaves out (sa_block"
     )
     assert with_left_out(plan, replace(run, left_out=(REMAT_POLICY,))) == plan  # 10%
+
+
+LEVANTER = {"framework": "Levanter/grug (JAX)"}
+
+
+@pytest.mark.parametrize(
+    ("framework", "step", "fits", "first_line", "ends"),
+    [
+        ("MaxText, JAX 0.9.1", 0.1, True, "", 0.11),
+        ("", 0.5, True, "", 0.55),
+        ("", 0.2, True, "without the loop's own work, which takes 68.000 ms", 0.22 * 1.34),
+        ("Levanter/grug (JAX)", 0.2, True, "", 0.22),  # planned
+        ("axlearn", 2.0, True, "axlearn's step, by MaxText's keys alone; other runs", 2.2 * 1.33),
+        ("own trainer", 2.0, True, "own's step, by MaxText's keys alone: ", 2.2),
+        ("maxtext", 2.0, False, "times of a program that does not fit", 2.2),
+    ],
+)
+def test_why_a_run_may_be_far_from_its_plan_is_in_the_first_line(
+    framework, step, fits, first_line, ends
+):
+    plan = Plan(
+        **{"target": "v5p:2x2x4", "chips": 16, "fits": fits, "step_time_seconds": step},
+        step_time_range=(0.9 * step, 1.1 * step),
+    )
+    told = with_doubts(plan, read_run({**RUN, "framework": framework}))
+    assert warning_of(told).startswith(first_line)
+    assert bool(warning_of(told)) == bool(first_line)
+    assert told.step_time_range == pytest.approx((0.9 * step, ends))
+
+
+@pytest.mark.parametrize(
+    ("training_seconds", "steps", "planned"),
+    [(1896.67, 8012, 0.1695), (4939.91, 6834, 0.6536), (25661.86, 15964, 1.5399)],
+)
+def test_levanters_loop_takes_what_its_runs_took_beside_their_plans(
+    training_seconds, steps, planned
+):
+    """Marin's speedruns of 200M, 400M and 800M on 16 v5p: their files, and plans without a loop."""
+    run = read_run({**RUN, **LEVANTER})
+    assert planned + run.loop_seconds == pytest.approx(training_seconds / steps, abs=2e-3)
 
 
 @pytest.mark.parametrize(

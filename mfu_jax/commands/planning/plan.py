@@ -183,7 +183,7 @@ def _of_run(arguments: Arguments) -> Plan:
     source, keys, nearest = _source_of_run(arguments, run)
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = source.placed(work_of(run.model), keys)
-    work = replace(work, tiles=tiles, attention=run.attention)
+    work = replace(work, tiles=tiles, attention=run.attention, loop_seconds=run.loop_seconds)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     if nearest:
         plan = judged(plan, run)
@@ -191,7 +191,7 @@ def _of_run(arguments: Arguments) -> Plan:
         for doubt, longer in nearest.doubts:
             plan = plan.with_doubt(doubt, longer)
         plan = plan.with_notes(_NO_MAXTEXT)
-    return with_doubts(with_left_out(plan, run)).with_notes(*run.notes)
+    return with_doubts(with_left_out(plan, run), run).with_notes(*run.notes)
 
 
 def _source_of_run(

@@ -123,6 +123,8 @@ def make_plan(
     limiting, bound = max(resources.items(), key=lambda pair: pair[1], default=("", 0.0))
     if bound > line.seconds:
         line.spend(f"bound by {limiting}", bound - line.seconds)
+    if work and work.loop_seconds:
+        line.spend("the trainer's loop", work.loop_seconds)
     many, share = _OUT_OF_STEP[target.platform]
     if (parts := links.parts(target, (), target.devices)) > 1:
         line.spend(f"{many} out of step", share * math.log2(parts) * line.seconds)

@@ -82,6 +82,19 @@ def test_a_step_at_its_bound_says_by_what():
     assert sum(found.time_by_cause.values()) == pytest.approx(found.step_time_seconds)
 
 
+def test_what_the_trainers_loop_adds_is_part_of_the_prediction():
+    plans = [
+        make_plan(
+            ProgramDump(text=TEXT),
+            TARGET,
+            work=StepWork(model_flops=None, tokens=0.0, convention="", loop_seconds=seconds),
+        )
+        for seconds in (0.0, 0.5)
+    ]
+    assert plans[1].step_time_seconds == pytest.approx(plans[0].step_time_seconds + 0.5)
+    assert plans[1].time_by_cause["the trainer's loop"] == 0.5
+
+
 def test_rates_follow_from_the_time(plan):
     assert plan.mfu == pytest.approx(MODEL / 459e12 / plan.step_time_seconds)
     assert plan.hfu == pytest.approx(EXECUTED / 459e12 / plan.step_time_seconds)

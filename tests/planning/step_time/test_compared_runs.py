@@ -54,6 +54,24 @@ def test_models_with_experts_have_a_range_of_their_own_and_no_narrower_one_than_
     assert residuals("tpu", True) == pytest.approx(unknown)
 
 
+def test_ranges_hold_nine_of_ten_runs_of_a_chip_whose_runs_are_left_out(monkeypatch):
+    chips = {"ironwood": "tpu7x"}
+    groups: dict[str, list[ComparedRun]] = {}
+    for run in compared_runs():
+        if run.platform == "tpu" and not run.fitted:
+            name = run.run.partition("-")[0]
+            groups.setdefault(chips.get(name, name), []).append(run)
+    held, runs = 0, [run for group in groups.values() for run in group]
+    for group in groups.values():
+        others = tuple(run for run in runs if run not in group)
+        monkeypatch.setattr(module, "compared_runs", lambda others=others: others)
+        for run in group:
+            low, high = residuals("tpu", run.experts)
+            held += low <= run.measured_seconds / run.predicted_seconds <= high
+    assert sorted(groups) == ["tpu7x", "v5e", "v5p", "v6e"]
+    assert held >= 0.9 * len(runs)
+
+
 def test_no_measured_run_is_faster_than_its_bound():
     runs = compared_runs()
     assert runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from mfu_jax.profiling.attribution.host_work import (
 )
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import FloatArray, summed, without_inner
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, without_inner
 from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
@@ -46,9 +46,9 @@ class HostTime(NamedTuple):
     caller: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class HostSums:
-    """What the threads of one or several devices did, in seconds per step, summed over devices.
+    """What the threads of devices did, one added after the other, in seconds per step.
 
     Attributes:
         late: idle seconds because of late calls.
@@ -64,17 +64,57 @@ class HostSums:
     recording: float = 0.0
     by_kind: FloatArray = field(default_factory=lambda: np.zeros((3, len(KINDS))))
     steps: IntArray = field(default_factory=lambda: np.zeros(len(KINDS), np.int64))
-    by_name: Mapping[tuple[HostWork, str, str], float] = field(default_factory=dict)
+    by_name: dict[tuple[HostWork, str, str], float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
 
-    def __add__(self, other: HostSums) -> HostSums:
-        return HostSums(
-            late=self.late + other.late,
-            asleep=self.asleep + other.asleep,
-            recording=self.recording + other.recording,
-            by_kind=self.by_kind + other.by_kind,
-            steps=np.maximum(self.steps, other.steps),
-            by_name=summed((*self.by_name.items(), *other.by_name.items())),
-        )
+    def add(
+        self,
+        thread: HostThread,
+        events: ClassifiedEvents,
+        gaps: DispatchGaps,
+        executions: Executions,
+        bounds: IntArray,
+        scale: float,
+    ) -> None:
+        """Adds what the thread of one device did.
+
+        Args:
+            thread: the thread that calls the device's steps.
+            events: its events.
+            gaps: its intervals from the end of a step to the call of the next one.
+            executions: executions of all programs on the device.
+            bounds: start of each measured step, and end of the last one, picoseconds.
+            scale: seconds per step for one picosecond of the trace.
+        """
+        begin, end = int(bounds[0]), int(bounds[-1])
+        first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
+        own = without_inner((last - first).astype(np.float64), thread.parents)
+        is_call = events.is_first & (events.kinds == KINDS.index(HostWork.DISPATCH))
+        own -= np.where(thread.is_python, np.minimum(own, thread.per_call), 0.0)
+        own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
+        idle = without_inner(gaps.idle_within(thread.starts, thread.ends), thread.parents) * scale
+        self.asleep += float(idle[named(thread, SLEEPS)].sum())
+        is_wait = events.kinds == KINDS.index(HostWork.WAIT)
+        stalls = _stalls(thread, gaps, is_wait & events.is_first) * scale
+        idle = np.where(is_wait, stalls, idle)
+        transfer = KINDS.index(HostWork.TRANSFER)
+        puts = events.is_first & (events.kinds == transfer)
+        transferring = gaps.transferring(thread.starts[puts], thread.ends[puts]).sum() * scale
+        step = np.searchsorted(bounds, thread.starts, "right") - 1
+        starts = events.is_first & (step >= 0) & (thread.starts < end)
+        starts &= ~is_wait | (stalls > 0)
+        columns = (own, idle, starts * scale * _PICOSECONDS)
+        occurred = np.unique(np.stack([events.kinds[starts], step[starts]]), axis=1)
+        seconds = np.bincount(events.names, np.where(is_wait, stalls, own), len(events.table))
+        sums = [np.bincount(events.kinds, column, len(KINDS)) for column in columns]
+        sums[1][transfer] = transferring
+        self.late += float(gaps.idle_within(*np.array([[begin], [end]]))[0]) * scale
+        self.recording += float(thread.recording(bounds[:1], bounds[-1:])[0]) * scale
+        self.by_kind += np.stack(sums)
+        self.steps = np.maximum(self.steps, np.bincount(occurred[0], minlength=len(KINDS)))
+        for name, own_seconds in zip(events.table, seconds.tolist(), strict=True):
+            self.by_name[name] += own_seconds
 
     def mean(self, devices: int) -> dict[HostWork, HostTime]:
         """Times by kind of work, as the mean over devices."""
@@ -87,57 +127,6 @@ class HostSums:
                 seconds, idle, times = (total / devices for total in sums)
                 means[kind] = HostTime(seconds, idle, times, steps, name, caller)
         return means
-
-
-def host_sums(
-    thread: HostThread,
-    events: ClassifiedEvents,
-    gaps: DispatchGaps,
-    executions: Executions,
-    bounds: IntArray,
-    scale: float,
-) -> HostSums:
-    """What the thread of one device did.
-
-    Args:
-        thread: the thread that calls the device's steps.
-        events: its events.
-        gaps: its intervals from the end of a step to the call of the next one.
-        executions: executions of all programs on the device.
-        bounds: start of each measured step, and end of the last one, picoseconds.
-        scale: seconds per step for one picosecond of the trace.
-    """
-    begin, end = int(bounds[0]), int(bounds[-1])
-    first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
-    own = without_inner((last - first).astype(np.float64), thread.parents)
-    is_call = events.is_first & (events.kinds == KINDS.index(HostWork.DISPATCH))
-    own -= np.where(thread.is_python, np.minimum(own, thread.per_call), 0.0)
-    own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
-    idle = without_inner(gaps.idle_within(thread.starts, thread.ends), thread.parents) * scale
-    asleep = float(idle[named(thread, SLEEPS)].sum())
-    is_wait = events.kinds == KINDS.index(HostWork.WAIT)
-    stalls = _stalls(thread, gaps, is_wait & events.is_first) * scale
-    idle = np.where(is_wait, stalls, idle)
-    transfer = KINDS.index(HostWork.TRANSFER)
-    puts = events.is_first & (events.kinds == transfer)
-    transferring = gaps.transferring(thread.starts[puts], thread.ends[puts]).sum() * scale
-    step = np.searchsorted(bounds, thread.starts, "right") - 1
-    starts = events.is_first & (step >= 0) & (thread.starts < end)
-    starts &= ~is_wait | (stalls > 0)
-    columns = (own, idle, starts * scale * _PICOSECONDS)
-    occurred = np.unique(np.stack([events.kinds[starts], step[starts]]), axis=1)
-    seconds = np.bincount(events.names, np.where(is_wait, stalls, own), len(events.table))
-    sums = [np.bincount(events.kinds, column, len(KINDS)) for column in columns]
-    by_kind: FloatArray = np.stack(sums).astype(np.float64)
-    by_kind[1, transfer] = transferring
-    return HostSums(
-        late=float(gaps.idle_within(*np.array([[begin], [end]]))[0]) * scale,
-        asleep=asleep,
-        recording=float(thread.recording(bounds[:1], bounds[-1:])[0]) * scale,
-        by_kind=by_kind,
-        steps=np.bincount(occurred[0], minlength=len(KINDS)),
-        by_name=dict(zip(events.table, seconds.tolist(), strict=True)),
-    )
 
 
 def _stalls(thread: HostThread, gaps: DispatchGaps, is_wait: npt.NDArray[np.bool_]) -> FloatArray:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mfu_jax.host_work import HostWork
-from mfu_jax.profiling.attribution.device_times import DeviceTime, OneDevice, OpTime, on_one_device
-from mfu_jax.profiling.attribution.host_time import HostSums, HostTime
+from mfu_jax.profiling.attribution.device_times import DeviceTime, OpTime, StepSums
+from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.attribution.host_work import ClassifiedEvents
 from mfu_jax.profiling.attribution.step_windows import (
     main_program,
@@ -22,7 +22,8 @@ from mfu_jax.profiling.join.ops import Join, JoinedOp
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, Program
 from mfu_jax.profiling.timeline.host import HostThreads
-from mfu_jax.profiling.timeline.time_attribution import summed
+
+_KeyT = TypeVar("_KeyT", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +103,10 @@ def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -
         UserError: the executions of a program cannot be told apart.
     """
     main = main_program([timeline for timeline, _ in devices], join)
-    timeline, host = devices[0]
-    versions = versions_of(main, timeline, host.thread(main.module))
+    first, host = devices[0]
+    versions = versions_of(main, first, host.thread(main.module))
     classified: dict[int, ClassifiedEvents] = {}  # by `id`: devices of a host share its thread
-    found = []
-    kernels: dict[OpName, Set[str]] = {}
+    sums = StepSums()
     for timeline, host in devices:
         thread = host.thread(main.module)
         window = window_of(timeline.executions.of(versions), thread)
@@ -116,71 +116,51 @@ def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -
             classified[id(thread)] = ClassifiedEvents.of(thread, timeline.executions)
         events = classified.get(id(thread))
         named = with_callbacks(with_instructions(timeline, join), host, join)
-        for name, names in named.kernels_of.items():
-            kernels[name] = kernels.get(name, set()) | names
-        found.append(on_one_device(named, thread, events, window, versions, join, host.transfers))
-    if not found:
+        sums.add(named, thread, events, window, versions, join, host.transfers)
+    if not sums.devices:
         raise no_steps()
-    return replace(_mean(found, devices[0][0], main, versions), kernels=kernels)
+    count, causes = len(sums.devices), defaultdict[str, dict[str, float]](dict)
+    for (where, name), seconds in sums.causes.items():
+        causes[where][name] = seconds / count
 
+    def mean(summed: Mapping[_KeyT, float]) -> dict[_KeyT, float]:
+        return {key: total / count for key, total in summed.items()}
 
-def _mean(
-    found: Sequence[OneDevice],
-    timeline: DeviceTimeline,
-    main: Program,
-    versions: frozenset[Program],
-) -> MeasuredStep:
-    """The mean over devices, of which `timeline` is the first."""
-    count = len(found)
-    executions = summed(pair for one in found for pair in one.executions.items())
-    host = functools.reduce(operator.add, (one.host for one in found), HostSums())
-    causes: dict[str, dict[str, float]] = {}
-    pairs = (pair for one in found for pair in one.causes)
-    for (where, name), seconds in summed(pairs, count).items():
-        causes.setdefault(where, {})[name] = seconds
     return MeasuredStep(
-        platform=timeline.platform,
-        kind=timeline.kind,
+        platform=first.platform,
+        kind=first.kind,
         main=main,
         versions=versions,
-        steps=min(one.steps for one in found),
-        step_seconds=sum(one.device.step for one in found) / count,
-        ops=_mean_ops(found, executions),
-        idle=summed((pair for one in found for pair in one.idle.items()), count),
+        steps=min(sums.steps),
+        step_seconds=sum(device.step for device in sums.devices) / count,
+        ops=_mean_ops(sums),
+        idle=mean(sums.idle),
         idle_causes=causes,
-        late_calls=host.late / count,
-        late_asleep=host.asleep / count,
-        recording=host.recording / count,
-        host=host.mean(count),
-        executions={program: runs / count for program, runs in executions.items()},
-        steps_with=functools.reduce(operator.or_, (one.steps_with for one in found)),
-        late_after=summed((pair for one in found for pair in one.late_after), count),
-        idle_within=summed((pair for one in found for pair in one.idle_within), count),
-        after_callbacks=sum(one.after_callbacks for one in found) / count,
-        devices=tuple(one.device for one in found),
-        threads=timeline.threads,
+        late_calls=sums.host.late / count,
+        late_asleep=sums.host.asleep / count,
+        recording=sums.host.recording / count,
+        host=sums.host.mean(count),
+        executions=mean(sums.executions),
+        steps_with=sums.steps_with,
+        late_after=mean(sums.late_after),
+        idle_within=mean(sums.idle_within),
+        after_callbacks=sums.after_callbacks / count,
+        devices=tuple(sums.devices),
+        threads=first.threads,
+        kernels=sums.kernels,
     )
 
 
-def _mean_ops(
-    found: Sequence[OneDevice], executions: Mapping[Program, float]
-) -> tuple[OpTime, ...]:
+def _mean_ops(sums: StepSums) -> tuple[OpTime, ...]:
     """The ops that took time or ran, longest first."""
-    count, rows = len(found), [row for one in found for row in one.ops.items()]
-    joined = {name: time.op for name, time in rows}
-    seconds = summed((name, time.seconds) for name, time in rows)
-    alone = summed((name, time.self_seconds) for name, time in rows)
-    events = summed((name, time.runs) for name, time in rows)
-    times = [
-        OpTime(
-            op=op,
-            seconds=seconds[name] / count,
-            self_seconds=alone[name] / count,
-            runs=_runs(op, events[name], executions) / count,
-        )
-        for name, op in joined.items()
-        if seconds[name] or events[name]
-    ]
+    count = len(sums.devices)
+    times = []
+    for name, op in sums.joined.items():
+        seconds, alone, events = sums.ops[name].tolist()
+        if seconds or events:
+            runs = _runs(op, events, sums.executions) / count
+            time = OpTime(op=op, seconds=seconds / count, self_seconds=alone / count, runs=runs)
+            times.append(time)
     return tuple(sorted(times, key=lambda time: -time.seconds))
 
 

@@ -51,7 +51,7 @@ def profile(trace: Path) -> Profile:
 
 def test_the_devices_are_known_by_what_a_trace_calls_them(profile: Profile) -> None:
     assert (profile.measured.kind, profile.measured.platform) == ("TPU v6 Lite", "tpu")
-    assert profile.peaks.bytes_per_second == 1638e9
+    assert profile.peaks.bytes_per_sec == 1638e9
     assert len(profile.measured.devices) == 4
     assert profile.measured.steps == 99  # the hundredth only ends the one before
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.flops.executed.records import ArrayShape, MatmulShape
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.batch import small_batch
 from mfu_jax.profiling.join.ops import DeviceWork
 from tests.support.written_profiles import BF16
@@ -32,9 +33,8 @@ def gain(
         step=0.1,
         compute=lambda: [op] if matmul else [],
         shortest=lambda op: work / peak,
-        evaluations=frozenset(),
-        host=lambda kind: SimpleNamespace(idle=0.0, seconds=0.0),
-        measured=SimpleNamespace(ops=[op], platform="tpu", late_calls=0.0),
+        idle_time={HostWork.DISPATCH: 0.0},
+        measured=SimpleNamespace(ops=[op], platform="tpu"),
         program=SimpleNamespace(costs=SimpleNamespace(state=STATE)),
     )
     found = small_batch(stats)

@@ -30,7 +30,6 @@ def test_what_a_cpus_device_gains_beside_the_hosts_work(
     measured = SimpleNamespace(
         late_calls=0.04,
         late_asleep=asleep,
-        late_after={},
         executions={"jit_step": 1.0},
         steps=9,
         threads=2 if is_cpu else 0,
@@ -38,7 +37,7 @@ def test_what_a_cpus_device_gains_beside_the_hosts_work(
     stats: Any = SimpleNamespace(
         is_cpu=is_cpu,
         measured=measured,
-        evaluations=frozenset(),
+        idle_time={HostWork.WAIT: 0.04},
         host=lambda kind: waiting if kind is HostWork.WAIT else nothing,
     )
     seconds, evidence = sync(stats)

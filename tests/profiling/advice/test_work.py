@@ -59,18 +59,15 @@ def recomputing(*, is_cpu: bool, computation: str, kept: int) -> Any:
 
     ops = [op("ahead", "forward", "forward"), op("again", "rematerialized", computation)]
     reader = SimpleNamespace(phase="backward", shape=SimpleNamespace(operands=("again",)))
-    sizes = ("argument", "output", "temp")
     return SimpleNamespace(
         step=0.1,
         is_cpu=is_cpu,
         ops=lambda choose: [op for op in ops if choose(op.op.record)],
         bytes_per_second=1e12,
         measured=SimpleNamespace(platform="cpu" if is_cpu else "tpu"),
-        program=SimpleNamespace(
-            memory_bytes=10**12,
-            memory={f"{part}_size_in_bytes": MB for part in sizes},
-            costs=SimpleNamespace(records={"down": reader}),
-        ),
+        memory_limit=10**12,
+        memory_used=3 * MB,
+        program=SimpleNamespace(costs=SimpleNamespace(records={"down": reader})),
     )
 
 

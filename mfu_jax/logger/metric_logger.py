@@ -43,7 +43,7 @@ from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.records.values import MetricFilter
-from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
+from mfu_jax.logger.run_log.events import BACK, FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.recorder import Recorder
 from mfu_jax.logger.run_log.run_log import RunLog
@@ -244,7 +244,7 @@ class MetricLogger:
                 self._pipeline.put(finished)
             if self._numbers.has_gone_back:
                 self._numbers.has_gone_back = False
-                self._pipeline.put(functools.partial(self._log.went_back, first))
+                self._pipeline.tell(BACK, step=first)
             if given is not None:
                 self._spans.hold(taken)  # a later eval may still add to it
             self._watchdog.on_step((step, now := self._monotonic(), thread))

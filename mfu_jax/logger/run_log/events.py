@@ -1,8 +1,8 @@
 """The events of a run log: what happened in a process, one JSON object per line.
 
-A run has two kinds of files, written by one thread: ``metrics.jsonl``, in which every line is a
-step's record, as pandas and MaxText's readers expect, and ``metrics.jsonl.events.N.jsonl``, with
-everything that happened in process N. Both only grow.
+A run has two kinds of files, each with a thread that writes it: ``metrics.jsonl``, in which every
+line is a step's record, as pandas and MaxText's readers expect, and
+``metrics.jsonl.events.N.jsonl``, with everything that happened in process N. Both only grow.
 
 Every line has its kind under ``e``, its sequence number ``seq`` in the process's log, wall time
 ``t`` in seconds since 1970 and ``m`` in seconds since the machine booted, sleep included. ``us``

@@ -63,6 +63,7 @@ class Follower:
         name: for messages; by default the sink's class name.
 
     Attributes:
+        sink: as given.
         name: of the sink, for messages.
         lost: number of records that the sink will never get, by reason.
         last: the last record that the sink has.
@@ -79,21 +80,20 @@ class Follower:
     ) -> None:
         self.name = name or type(sink).__name__
         self.lost: Counter[str] = Counter()
-        self.has_hung = False
-        self._log = log
-        self._sink = sink
-        self._monotonic = monotonic
-        self._queue: deque[Any] = deque()
-        self._batch: list[Any] = []  # taken from the file or the queue, and not yet written
-        self._misses = False  # the queue had no room for some, which the file has
-        self._texts: deque[Event] = deque(maxlen=_MOST_TEXTS)  # for which it had no room either
-        self._reader: LoggedRecords | None = None
         self.last: StepRecord | None = None
+        self.has_hung = False
+        self.sink = sink
+        self._log, self._monotonic = log, monotonic
+        self._queue: deque[Any] = deque()
+        self._texts: deque[Event] = deque(maxlen=_MOST_TEXTS)  # for which it had no room
+        self._misses = False  # it had none for records either, which the file has
+        self._reader: LoggedRecords | None = None
+        self._batch: list[Any] = []  # taken from the file or the queue, and not yet written
         self._wake = Alarm()
-        self._is_asleep = self._is_behind = False
         self._requests: deque[threading.Event] = deque()
-        self._finish: Callable[[], None] | None = None
-        self._is_over = self._is_abandoned = self._is_last = False
+        self._summary: Summary | None = None
+        self._is_asleep = self._is_behind = self._is_abandoned = False
+        self._is_last = self._ends = self._is_over = False
         self._retry_seconds = self._retry_at = 0.0
         self._attempts = 0
         self._is_first = Once()
@@ -147,26 +147,17 @@ class Follower:
             done.set()
         return done
 
-    def finish(self, summary: Summary) -> threading.Event:
+    def finish(self, summary: Summary | None = None) -> threading.Event:
         """Asks the sink to write the summary and close; the returned event is set when done."""
-        done = threading.Event()
-
-        def last() -> None:
-            if summary.has_steps:
-                self._call("write_summary", summary)
-            self._end()
-            done.set()
-
-        self._finish = last
-        self._wake.set()
-        return done
+        self._summary, self._ends = summary, True
+        return self.settle()
 
     def abandon(self) -> None:
         """Gives up a hung sink: it gets no more records, and another thread closes it."""
         self._is_abandoned = True
         self._wake.set()
         name, missing = f"mfu_jax {self.name}", f"{self.name} is not closed"
-        Boundary().thread(name, missing, self._close).start()
+        Boundary().thread(name, missing, self._call, "close").start()
 
     def count_rest(self, *, is_on_disk: bool) -> None:
         """At the end of the run, says what the sink lacks, or counts it as lost.
@@ -181,9 +172,7 @@ class Follower:
         if reader is None or not is_on_disk:
             rest += self._queue
         lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest)
-        if not lacks:
-            return
-        if is_on_disk:
+        if lacks and is_on_disk:
             self._fall_behind()
             _log.warning(
                 "%s lacks %s, which the run log has\n"
@@ -193,19 +182,12 @@ class Follower:
                 counted(lacks, "record"),
                 self._log.metrics_file,
             )
-        else:
+        elif lacks:
             self.lost["not written in time"] += lacks
             _log.warning("%s: %s could not be written", self.name, counted(lacks, "record"))
 
-    def _close(self) -> None:
-        self._call("close")
-
-    def _end(self) -> None:
-        self._close()
-        self._is_over = True
-
     def _run(self) -> None:
-        while not self._is_over:
+        while not (self._is_over or self._is_abandoned):
             self._sleep()
             try:
                 self._work()
@@ -215,6 +197,7 @@ class Follower:
                     _log.warning(
                         "%s gets its records later: %s; please report this", self.name, _text(error)
                     )
+        self._is_over = True
         for request in self._requests:
             request.set()
 
@@ -232,25 +215,27 @@ class Follower:
         self._wake.wait(seconds)
 
     def _work(self) -> None:
-        finish, requests = self._finish, list(self._requests)
+        requests = list(self._requests)
         try:
+            if self._ends:
+                self._end()
+                return
             if requests or not self._retry_seconds or self._monotonic() >= self._retry_at:
                 self._deliver()
             if requests and self._is_last:
                 self._try_again()
             if requests and not self._retry_seconds:
-                self._flush()
+                self._call("flush")
         finally:
             for request in requests:
                 self._requests.popleft()
                 request.set()
-            self._is_over |= self._is_abandoned
-            if finish is not None:
-                self._finish = None
-                finish()
 
-    def _flush(self) -> None:
-        self._call("flush")
+    def _end(self) -> None:
+        if self._summary is not None and self._summary.has_steps:
+            self._call("write_summary", self._summary)
+        self._call("close")
+        self._is_over = True
 
     def _try_again(self) -> None:
         """Retries a failed sink now, because there is no later chance."""
@@ -262,20 +247,15 @@ class Follower:
 
     def _deliver(self) -> None:
         """Passes on what there is, oldest first, until nothing is left or the sink fails."""
-        while not self._is_abandoned:
-            if not self._fill_batch():
-                self._retry_seconds = 0.0  # nothing to try again: the thread may sleep
-                return
+        while self._fill_batch() and not self._is_abandoned:
             is_full = len(self._batch) == BATCH_ITEMS
             of_events, same = next(itertools.groupby(self._batch, lambda i: isinstance(i, Event)))
-            if of_events:
-                self._tell([*same])
-            else:
-                self._write([*same])
+            (self._tell if of_events else self._write)([*same])
             if self._retry_seconds:
                 return
             if is_full:
                 time.sleep(BREATH_SECONDS)
+        self._retry_seconds = 0.0  # nothing to try again: the thread may sleep
 
     def _fill_batch(self) -> bool:
         """Takes the next items: what it lacks of the log's file, then what waits in memory."""
@@ -286,137 +266,102 @@ class Follower:
                     self._drop_passed()
                     self._reader = None
                     self._catch_up()
-            elif self._misses:
-                self._misses, self._reader = False, self._log.reader(self.last)
+                continue
+            with self._log.lock:  # else some might be missing between them
+                misses, self._misses = self._misses, False
+                waiting = deque[Any]() if misses else self._texts or self._queue
+                self._batch = [waiting.popleft() for _ in range(len(waiting))[:BATCH_ITEMS]]
+            if misses:
+                self._reader = self._log.reader(self.last)
                 self._fall_behind()
-            elif self._texts:
-                self._batch = [self._texts.popleft() for _ in range(len(self._texts))]
-            elif not self._fill():
-                break
-        return bool(self._batch)
-
-    def _fill(self) -> bool:
-        """Takes the next items from the queue; False if there are none."""
-        with self._log.lock:  # else some might be missing between them
-            is_whole = not (self._misses or self._texts)
-            if is_whole:
-                self._batch = [self._queue.popleft() for _ in range(len(self._queue))[:BATCH_ITEMS]]
-            return bool(self._batch) or not is_whole
+            elif not self._batch:
+                return False
+        return True
 
     def _drop_passed(self) -> None:
-        """Takes from the queue what the file had, up to the last record; tells texts among it."""
+        """Takes from the queue the records that the file had; texts among them come next."""
         with self._log.lock:
-            count = len(self._queue)
-            for item in reversed(self._queue):
-                if self.last is not None and _is_same(item, self.last):
-                    break
-                count -= 1
-            passed = [*self._texts, *(self._queue.popleft() for _ in range(count))]
-            self._texts.clear()
-        for item in passed:
-            if isinstance(item, Event):
-                self._tell_text(item)
+            ends = [n for n, item in enumerate(self._queue, 1) if _is_same(item, self.last)]
+            passed = [self._queue.popleft() for _ in range(max(ends, default=0))]
+            self._texts.extend(item for item in passed if isinstance(item, Event))
 
     def _advance(self, count: int, last: StepRecord | None = None) -> None:
         self.last = last or self.last
         if not self._is_abandoned:
             del self._batch[:count]
 
-    def _tell(self, happened: Sequence[Event]) -> None:
-        for event in happened:
-            self._tell_text(event)
-        self._advance(len(happened))
+    def _tell(self, items: Sequence[Any]) -> None:
+        for event in items:
+            method, *fields = TEXTS[event.kind]
+            self._call(method, *(event.values[field] for field in fields))
+        self._advance(len(items))
 
-    def _tell_text(self, event: Event) -> None:
-        method, *fields = TEXTS[event.kind]
-        self._call(method, *(event.values[field] for field in fields))
-
-    def _call(self, method: str, *arguments: Any, of: Any = None) -> None:
-        """Calls a method of the sink, or `of` another; a failure is reported and not retried."""
+    def _call(self, method: str, *arguments: Any) -> None:
+        """Calls a method of the sink; a failure is reported and not retried."""
         try:
-            getattr(of or self._sink, method)(*arguments)
+            getattr(self.sink, method)(*arguments)
         except BaseException as error:  # nothing that a sink raises may end this thread
             if self._is_first((method, type(error))):
                 _log.warning("%s.%s failed: %s", self.name, method, _text(error))
 
-    def _wants(self, record: StepRecord) -> bool:
-        return bool(self._sink.keeps_every_step or record.is_logged)
+    def _wants(self, item: Any) -> bool:
+        return bool(self.sink.keeps_every_step or item.is_logged)
 
-    def _write(self, records: Sequence[StepRecord]) -> None:
+    def _write(self, items: Sequence[Any]) -> None:
         """Writes records until the sink fails."""
-        wanted = [record for record in records if self._wants(record)]
-        many = getattr(self._sink, "write_many", None)
-        if many is not None and len(wanted) > 1:
-            try:
-                many(wanted)
-            except BaseException:  # none written; one by one shows which is at fault
-                pass
-            else:
-                self._works()
-                self._advance(len(records), records[-1])
-                return
-        done = 0
-        while done < len(records) and not self._is_abandoned:
-            passed = 1
-            if self._wants(records[done]):
-                passed = self._write_one(records[done : done + 2])
+        wanted = [item for item in items if self._wants(item)]
+        many = getattr(self.sink, "write_many", None)
+        # If that fails, none is written; one by one shows which is at fault.
+        if many is not None and len(wanted) > 1 and self._attempt(many, wanted) is None:
+            self._works()
+            self._advance(len(items), items[-1])
+            return
+        while items and not self._is_abandoned:
+            passed = self._write_one(items[:2]) if self._wants(items[0]) else 1
             if not passed:
                 return
             # At once: if the next one hangs, this one is written.
-            self._advance(passed, records[done + passed - 1])
-            done += passed
+            self._advance(passed, items[passed - 1])
+            items = items[passed:]
 
-    def _write_one(self, records: Sequence[StepRecord]) -> int:
-        """Writes the first record; returns how many are finished, 0 if the sink has failed.
+    def _write_one(self, items: Sequence[Any]) -> int:
+        """Writes the first of two; returns how many are finished, 0 if the sink has failed."""
+        write = self.sink.write
+        error, finished = self._attempt(write, items[0]), 1
+        if error is not None and not is_permanent(error):
+            self._attempts += 1
+            is_suspect = self._attempts >= (2 if self._is_last else POISON_ATTEMPTS)
+            if not is_suspect or len(items) < 2 or self._attempt(write, items[1]) is not None:
+                self._fail(error, items[0])
+                return 0
+            finished = 2
+        if error is not None:
+            self.lost["could not be written"] += 1
+            if self._is_first(type(error)):
+                is_event = isinstance(items[0], Event)
+                what = "an event" if is_event else f"the record of step {items[0].step}"
+                _log.warning(
+                    "%s cannot write %s, which is skipped: %s",
+                    *(self.name, what, _text(error)),
+                )
+        self._works()
+        return finished
 
-        Args:
-            records: that record, and the one after it, if any.
-        """
-        error = self._attempt(records[0])
-        if error is None:
-            self._works()
-            return 1
-        if is_permanent(error):
-            self._skip(records[0], error)
-            return 1
-        self._attempts += 1
-        is_suspect = self._attempts >= (2 if self._is_last else POISON_ATTEMPTS)
-        if is_suspect and len(records) == 2 and self._attempt(records[1]) is None:
-            self._skip(records[0], error)
-            self._works()
-            return 2
-        self._fail(error, records[0])
-        return 0
-
-    def _attempt(self, record: StepRecord) -> BaseException | None:
+    def _attempt(self, write: Callable[[Any], None], what: Any) -> BaseException | None:
         try:
-            self._sink.write(record)
+            write(what)
         except BaseException as error:
             return error
         return None
 
-    def _skip(self, record: StepRecord, error: BaseException) -> None:
-        self._attempts = 0
-        self.lost["could not be written"] += 1
-        self._retry_seconds = 0.0
-        if self._is_first(type(error)):
-            _log.warning(
-                "%s cannot write the record of step %d, which is skipped: %s",
-                self.name,
-                record.step,
-                _text(error),
-            )
-
-    def _fail(self, error: BaseException, record: StepRecord | None = None) -> None:
+    def _fail(self, error: BaseException, item: Any) -> None:
         if not self._has_said and self._is_worth_a_line:
             self._has_said = True
-            where = "" if record is None else f" at step {record.step}"
+            where = "" if isinstance(item, Event) else f" at step {item.step}"
             _log.warning(
                 "%s failed%s: %s; training goes on, the log keeps its records and it is tried "
                 "again",
-                self.name,
-                where,
-                _text(error),
+                *(self.name, where, _text(error)),
             )
         self._back_off()
         self._fall_behind()
@@ -452,10 +397,11 @@ class Follower:
             self._log.event(events.CAUGHT_UP, sink=self.name)
 
 
-def _is_same(item: Any, record: StepRecord) -> bool:
-    return not isinstance(item, Event) and (item.step, item.unix_seconds) == (
-        record.step,
-        record.unix_seconds,
+def _is_same(item: Any, record: StepRecord | None) -> bool:
+    return (
+        not isinstance(item, Event)
+        and record is not None
+        and (item.step, item.unix_seconds) == (record.step, record.unix_seconds)
     )
 
 

@@ -54,12 +54,10 @@ DRAIN_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 # The limit for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
-# The GIL is released between slices of work by a short sleep: otherwise the training thread may
-# wait for it for 5 ms, which is a whole step.
+# Records that are made and appended together. The GIL is released between two slices by a short
+# sleep: otherwise the training thread may wait for it for 5 ms, which is a whole step.
 SLICE = 25
 BREATH_SECONDS = 1e-4
-# Records are appended this long after the first of them was begun, at the latest.
-_LONG_SECONDS = 0.1
 
 
 @dataclasses.dataclass(eq=False)
@@ -336,9 +334,10 @@ class Recorder:
         limit_seconds = deadline - time.monotonic()
         # A stuck recorder must not use up all of the sinks' time.
         self._thread.settle(limit_seconds / 2)
-        known = {follower for follower in self._followers if follower.has_hung}
+        followers = [*self._followers, *self._log.own_followers]
+        known = {follower for follower in followers if follower.has_hung}
         soon = time.monotonic() + HUNG_DRAIN_SECONDS
-        requests = {follower: follower.settle(is_last=is_last) for follower in self._followers}
+        requests = {follower: follower.settle(is_last=is_last) for follower in followers}
         try:
             for follower, done in requests.items():
                 limit = min(deadline, soon) if follower in known else deadline
@@ -355,21 +354,15 @@ class Recorder:
             )
 
     def _handle(self, steps: Sequence[TimedStep]) -> None:
-        """Makes the records of steps and appends them, all at once unless it takes long."""
-        due = time.monotonic() + _LONG_SECONDS
-        made: list[tuple[TimedStep, StepRecord | None]] = []
+        """Makes the records of steps and appends them, `SLICE` at a time."""
         self._builder.prepare(steps)
         parts = [part for step in steps for part in self._parts(step)]
-        for number, step in enumerate(parts, 1):
-            if self.failure is not None:
-                break
-            made.append((step, self._record(step)))
-            if number % SLICE == 0:
+        while parts and self.failure is None:
+            some, parts = parts[:SLICE], parts[SLICE:]
+            made = [(step, self._record(step)) for step in some if self.failure is None]
+            self._log.steps(made)
+            if parts:
                 time.sleep(BREATH_SECONDS)
-            if time.monotonic() > due:
-                self._log.steps(made)
-                made, due = [], time.monotonic() + _LONG_SECONDS
-        self._log.steps(made)
 
     def _parts(self, step: TimedStep) -> list[TimedStep]:
         if step.steps > 1:
@@ -384,8 +377,6 @@ class Recorder:
             step.measure()
             record = self._builder.build(step)
             step.metrics = NOTHING  # its arrays are freed while they are in the caches
-            if not self._log.has_steps:  # starting the monitors takes time
-                self._log.steps([(step, record)], with_records=False)
             for monitor in self._monitors:
                 try:
                     record = monitor.on_record(step, record)

@@ -1,8 +1,8 @@
 """`RunLog`: what one process writes down, in order. The log is the truth; all else follows it.
 
 Each follower gets every item, and keeps those that its sink does not have yet. With a metrics file,
-one of them writes everything to disk (`mfu_jax.logger.run_log.writer`), where the others find what
-was too much for their memory.
+one writes the events beside it (`mfu_jax.logger.run_log.writer`), and the one that writes its
+records is where the others find what was too much for their memory.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class RunLog:
         now = self.now()
         self._steps: StepEvents | None = None
         self._writer: LogWriter | None = None
+        self._records: Follower | None = None  # writes the metrics file
         self._behind: dict[str, int] = {}
         if self.metrics_file is None:
             return
@@ -102,7 +103,6 @@ class RunLog:
         self._behind = steps_behind(self.metrics_file, index)
         self._steps = StepEvents(now[1])
         self._writer = LogWriter(self, EventsFile(self.metrics_file, index, clock))
-        self._followers.append(self._writer)
         job = {"version": events.VERSION, "process": index, "processes": processes}
         self.event(events.START, now, **job, **start_values(now[1], is_real=self._is_real))
         atexit.register(self._end)
@@ -121,25 +121,19 @@ class RunLog:
             self._length += len(items)
             told = [i for i in numbered if not isinstance(i, Event) or i.kind in TEXTS]
             for follower in self._followers:
-                follower.put(numbered if follower is self._writer else told)
+                follower.put(told)
+            if self._writer is not None:
+                self._writer.put([item for item in numbered if isinstance(item, Event)])
 
     def event(self, kind: str, at: Moment | None = None, /, **values: Any) -> None:
         """Appends an event, by default of now."""
         self.append([Event(kind, at or self.now(), values)])
 
-    def steps(
-        self, steps: Sequence[tuple[TimedStep, StepRecord | None]], *, with_records: bool = True
-    ) -> None:
-        """Appends that steps were completed, and their records.
-
-        Args:
-            steps: in order, with their records if they could be made.
-            with_records: false: the records are not finished yet, and follow in another call.
-        """
+    def steps(self, steps: Sequence[tuple[TimedStep, StepRecord | None]]) -> None:
+        """Appends that steps were completed in this order, and their records, if they were made."""
         found = () if self._steps is None else self._steps.of(steps, self._asleep_seconds())
-        records = (record for _, record in steps if record is not None and with_records)
         self.has_steps |= bool(steps)
-        self.append([*records, *found])
+        self.append([*(record for _, record in steps if record is not None), *found])
 
     def begin(self, name: str, at: Moment, last: TimedStep | None = None) -> Event:
         """A part of the process begins; `end` takes the event.
@@ -180,12 +174,6 @@ class RunLog:
         wait, self._wait = self._wait, None
         if wait is not None:
             self.end(wait, self.now())
-
-    def went_back(self, step: int) -> None:
-        """The process repeats the steps from `step` on."""
-        if self._steps is not None:
-            self._steps.went_back(step)
-        self.event(events.BACK, step=step)
 
     def compiled(self, event: CompileEvent) -> None:
         """A stage of a compilation that the run waited for has just ended."""
@@ -228,20 +216,25 @@ class RunLog:
         A sink that fell behind in an earlier process first gets what it lacks, from the file.
 
         Args:
-            sink: the sink; a metrics file beside which this log is written joins the log's files.
+            sink: the sink.
             start_step: first step of this process; 0: nothing of an earlier one counts.
         """
-        lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
-        if self._writer is not None and self.is_file(sink) and not self._writer.records:
-            self._writer.add_records(sink)
-            _say_what_is_missing(sink, lacks)
-            return self._writer
         follower = Follower(self, sink)
+        lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
         last: int | None = lacks.start - 1 if lacks else self._behind.get(follower.name)
-        if start_step > 0 and last is not None and (reader := self.reader(last)):
+        reader = None
+        if self._writer is not None and self._records is None and self.is_file(sink):
+            self._records = follower
+            self._writer.sink.fsync_seconds = getattr(sink, "fsync_seconds", -1.0)
+        elif start_step > 0 and last is not None:
+            reader = self.reader(last)
+        if reader is not None:
             follower.begin_behind(reader)
-        else:
-            _say_what_is_missing(sink, lacks)
+        elif lacks:
+            _log.warning(
+                "%s ends at step %d, but the run resumes at %d: the steps between are missing",
+                *(getattr(sink, "path", follower.name), lacks.start - 1, lacks.stop),
+            )
         self._followers.append(follower)
         follower.start()
         return follower
@@ -257,7 +250,7 @@ class RunLog:
             after: a record or the number of a step, after which to begin; None: at the beginning
                 of this process.
         """
-        path = None if self._writer is None else getattr(self._writer.records, "path", None)
+        path = None if self._records is None else getattr(self._records.sink, "path", None)
         if path is None:
             return None
         from mfu_jax.logger.run_log.reading import LoggedRecords
@@ -266,22 +259,25 @@ class RunLog:
 
     def is_on_disk(self, follower: Follower) -> bool:
         """Whether what a follower lacks can be read back from the file of records."""
-        writer = self._writer
-        return (
-            writer is not None
-            and writer is not follower
-            and writer.records is not None
-            and not (writer.has_hung or writer.is_failing)
-        )
+        file = self._records
+        if file is None or file is follower:
+            return False
+        return not (file.has_hung or file.is_failing)
 
     def leave(self, followers: Sequence[Follower]) -> None:
-        """Forgets followers that have ended; the log's own one stays."""
-        self._followers = [f for f in self._followers if f is self._writer or f not in followers]
+        """Forgets followers that have ended."""
+        self._followers = [f for f in self._followers if f not in followers]
+        self._records = None if self._records in followers else self._records
+
+    @property
+    def own_followers(self) -> list[Follower]:
+        """What writes the events beside the metrics file; none if the log is in memory only."""
+        return [] if self._writer is None else [self._writer]
 
     def flush(self) -> None:
-        """Waits at most two seconds until everything so far is on disk."""
-        if self._writer is not None:
-            self._writer.settle().wait(_CLOSE_SECONDS)
+        """Waits at most two seconds until all events so far are on disk."""
+        for writer in self.own_followers:
+            writer.settle().wait(_CLOSE_SECONDS)
 
     def close(self) -> None:
         """Writes everything within two seconds; with `until_exit`, the log goes on."""
@@ -316,16 +312,6 @@ class RunLog:
             self._writer.close(_CLOSE_SECONDS)
 
 
-def _say_what_is_missing(sink: Any, steps: range) -> None:
-    if steps:
-        _log.warning(
-            "%s ends at step %d, but the run resumes at %d: the steps between are missing",
-            getattr(sink, "path", type(sink).__name__),
-            steps.start - 1,
-            steps.stop,
-        )
-
-
 def _uncaught() -> str:
     """The exception that ends this process, as ``exception: KeyError``; empty without one."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -344,10 +330,6 @@ class StepEvents:
         self._cost: object = None
         self._at_peak: dict[str, float] = {}
 
-    def went_back(self, step: int) -> None:
-        """The steps from `step` on are repeated."""
-        self._last_number = step - 1
-
     def of(
         self, steps: Sequence[tuple[TimedStep, StepRecord | None]], asleep_seconds: float
     ) -> Iterator[Event]:
@@ -362,8 +344,6 @@ class StepEvents:
         cost: dict[str, Any] = {}
         for step, record in steps:
             number, us = int(step.step), round(1e6 * step.seconds)
-            if number <= self._last_number:
-                continue
             before, cost = cost, {} if record is None else self._cost_of(step, record)
             if values and (cost != before or number != self._last_number + 1):
                 yield _event(end, values)

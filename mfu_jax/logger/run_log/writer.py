@@ -1,4 +1,4 @@
-"""The log's own follower, which writes its files: the records, and the events of this process."""
+"""The log's own follower, which writes the events of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
 from mfu_jax.logger.run_log.follower import Follower
-from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import AppendOnlyFile
 from mfu_jax.storage.targets import OutputTarget, SpooledTarget
@@ -34,49 +33,30 @@ _PATIENCE_SECONDS = 20.0
 
 
 class LogWriter(Follower):
-    """The log's own follower, which writes its files and shows that the process is alive.
+    """The log's own follower: writes its events, and shows that the process is alive.
 
     Args:
         log: the log.
-        events_file: where events go.
-
-    Attributes:
-        records: writes the records, if this process has any.
+        file: where events go.
     """
 
-    def __init__(self, log: RunLog, events_file: EventsFile) -> None:
-        super().__init__(log, _NoRecords(), name="run log")
-        self.records: Sink | None = None
-        self._events_file = events_file
+    def __init__(self, log: RunLog, file: EventsFile) -> None:
+        super().__init__(log, file, name="run log")
         self._began = self._wrote_at = self._looked_at = self._monotonic()
         self._look_seconds = 0.0
         self.start()
 
-    def add_records(self, sink: Sink) -> None:
-        """From now on the records are written by this sink, beside the events."""
-        self._sink = self.records = sink
-        self.name = type(sink).__name__
+    _tell = Follower._write  # what the disk does not take is tried again
 
     def close(self, timeout: float) -> None:
-        """Writes what is left and closes the files, within `timeout` seconds."""
-        self._is_last = self._is_over = True
-        self._wake.set()
-        self._thread.join(timeout)
-
-    def _close(self) -> None:
-        super()._close()
-        self._call("close", of=self._events_file)
+        """Writes what is left and closes the file, within `timeout` seconds."""
+        self._is_last = True
+        self.finish().wait(timeout)
 
     def _end(self) -> None:
-        """Closes the file of records; events may still come."""
-        super()._close()
-        self._sink, self.records = _NoRecords(), None
-        self._retry_seconds = 0.0  # the records that it could not write are given up
-
-    def _run(self) -> None:
-        super()._run()
         self._deliver()
-        self._close()
+        self._try_again()
+        super()._end()
 
     def _sleep(self) -> None:
         super()._sleep()
@@ -98,7 +78,7 @@ class LogWriter(Follower):
         """Shows life, and notes what only this thread sees: compilations, long waits, silence."""
         log, now = self._log, self._monotonic()
         self._looked_at, self._look_seconds = now, events.alive_seconds(now - self._began)
-        self._call("show_life", of=self._events_file)
+        self._call("show_life")
         log.settle_compilations()
         # A wait for data that lasts longer than the time between two signs of life.
         if (idle := log.idle_seconds()) > self._look_seconds:
@@ -106,38 +86,21 @@ class LogWriter(Follower):
         if now - self._wrote_at > events.QUIET_SECONDS:
             log.event(events.ALIVE)
 
-    def _advance(self, count: int, last: StepRecord | None = None) -> None:
-        super()._advance(count, last)
+    def _works(self) -> None:
+        super()._works()
         self._wrote_at = self._monotonic()
 
-    def _flush(self) -> None:
-        super()._flush()
-        self._call("flush", of=self._events_file)
-
-    def _tell(self, happened: Sequence[Event]) -> None:
-        try:
-            fsync_seconds = getattr(self._sink, "fsync_seconds", -1.0)
-            self._events_file.write_events(happened, fsync_seconds)
-        except BaseException as error:
-            self._fail(error)
-        else:
-            self._works()
-            self._advance(len(happened))
+    def _fall_behind(self) -> None:
+        """Nobody else could write what it lacks."""
 
     @property
     def _is_worth_a_line(self) -> bool:
         waited = self._monotonic() - self._began > _PATIENCE_SECONDS
-        return self._events_file.is_open or self._log.has_steps or waited
-
-
-class _NoRecords(Sink):
-    """Stands for the file of records in a process that has none."""
-
-    def write_many(self, records: Sequence[StepRecord]) -> None: ...
+        return self.sink.is_open or self._log.has_steps or waited
 
 
 class EventsFile:
-    """The events of one process.
+    """The events of one process; to its follower it is a sink, and they are the records.
 
     It is opened by the first write, and locked while its process lives: one that overlaps with it
     writes ``….events.0.2.jsonl``.
@@ -146,29 +109,39 @@ class EventsFile:
         metrics_file: the run's metrics file, or its address; the events are written beside it.
         index: number of this process in the job.
         clock: wall clock in seconds, for the sign of life.
+
+    Attributes:
+        fsync_seconds: see `AppendOnlyFile`.
     """
+
+    keeps_every_step = True
+    fsync_seconds = -1.0
 
     def __init__(
         self, metrics_file: Path | Address, index: int, clock: Callable[[], float]
     ) -> None:
         self._place = metrics_file.parent / events.events_name(metrics_file.name, index)
         self._clock = clock
-        self._start = self._last_sign = b""
-        self._file: AppendOnlyFile | None = None
         self._target: OutputTarget | None = None
+        self._file: AppendOnlyFile | None = None
+        self._start = self._last_sign = b""
 
     @property
     def is_open(self) -> bool:
         """Whether the file could be opened."""
         return self._file is not None
 
-    def write_events(self, happened: Sequence[Event], fsync_seconds: float) -> None:
-        """Appends events, or raises having written none; for `fsync_seconds`, see the file."""
+    def write(self, event: Event) -> None:
+        """Appends an event."""
+        self.write_many([event])
+
+    def write_many(self, happened: Sequence[Event]) -> None:
+        """Appends events, or raises having written none."""
         text = b"".join(map(events.line, happened))
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
-        self._file.fsync_seconds = fsync_seconds
+        self._file.fsync_seconds = self.fsync_seconds
         self._file.append(self._last_sign + text)
         self._last_sign = b""
         self._target_of_run().wrote()

@@ -16,8 +16,8 @@ from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.follower import Follower
 from mfu_jax.logger.run_log.reading import LoggedRecords, read_events
 from mfu_jax.logger.run_log.run_log import RunLog
-from mfu_jax.logger.run_log.writer import EventsFile
 from mfu_jax.sinks import JsonlSink, StepRecord
+from mfu_jax.storage.files import AppendOnlyFile
 from tests.support.fake_device import FakeClock
 from tests.support.sinks import HangingSink, ListSink
 from tests.support.work import HANG_SECONDS
@@ -261,17 +261,18 @@ def test_after_a_long_outage_the_log_writes_all_its_events_in_order(
     monkeypatch.setattr("mfu_jax.logger.run_log.follower.FIRST_RETRY_SECONDS", 0.01)
     monkeypatch.setattr("mfu_jax.logger.run_log.follower.LONGEST_RETRY_SECONDS", 0.01)
     fails, works = threading.Event(), threading.Event()
-    write_events = EventsFile.write_events
+    append = AppendOnlyFile.append
 
-    def write(file: EventsFile, happened: Sequence[events.Event], fsync_seconds: float) -> None:
+    def write(file: AppendOnlyFile, piece: bytes) -> None:
         if not works.is_set():
             fails.set()
             raise OSError("full")
-        write_events(file, happened, fsync_seconds)
+        append(file, piece)
 
-    monkeypatch.setattr(EventsFile, "write_events", write)
+    monkeypatch.setattr(AppendOnlyFile, "append", write)
     log = RunLog(tmp_path / "metrics.jsonl")
-    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"))
+    file = log.follow(JsonlSink(tmp_path / "metrics.jsonl"))
+    (writer,) = log.own_followers
     assert fails.wait(HANG_SECONDS)
     for step in range(20):
         log.event(events.BACK, step=step)
@@ -280,13 +281,13 @@ def test_after_a_long_outage_the_log_writes_all_its_events_in_order(
     works.set()
     wait_until(lambda: not (writer._texts or writer._queue or writer._batch))
     log.append(records(2))
-    settle(writer)
+    settle(file)
     log.close()
     told = [e["step"] for e in read_events(log_file(tmp_path), events.BACK)]
     assert told == list(range(20))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
-    assert writer.lost == {}
+    assert (writer.lost, file.lost) == ({}, {})
 
 
 def test_what_a_sink_never_wanted_is_not_lost(

@@ -12,6 +12,7 @@ at first: a whole one would be all but the first step of a run that is killed wi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -159,10 +160,8 @@ class RecorderThread:
                 "never gets ready",
                 self.size,
             )
-        try:
+        with contextlib.suppress(IndexError):  # the thread moved after all
             self.dropped += not callable(self._queue.popleft())
-        except IndexError:  # the thread moved after all
-            return
 
     def _run(self) -> None:
         waits = False
@@ -186,11 +185,9 @@ class RecorderThread:
     def _take(self) -> list[Any]:
         self._took_at = time.monotonic()
         items: list[Any] = []
-        for _ in range(len(self._queue)):
-            try:
+        with contextlib.suppress(IndexError):  # the oldest were dropped
+            for _ in range(len(self._queue)):
                 items.append(self._queue.popleft())
-            except IndexError:  # the oldest were dropped
-                break
         self._has_moved.set()
         return items
 

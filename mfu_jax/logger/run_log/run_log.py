@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import sys
@@ -326,51 +327,43 @@ class StepEvents:
     """
 
     def __init__(self, began: float) -> None:
-        self._last_number, self._last_end = -1, began
+        self._last_end = began
         self._cost: object = None
         self._at_peak: dict[str, float] = {}
 
     def of(
         self, steps: Sequence[tuple[TimedStep, StepRecord | None]], asleep_seconds: float
     ) -> Iterator[Event]:
-        """The events of steps that were completed in this order.
+        """The events of steps that were completed in this order: one for all that are alike.
 
         Args:
             steps: with their records; None: no record could be made.
             asleep_seconds: what the monotonic clock lacks to the time since boot.
         """
-        values: dict[str, Any] = {}
-        end: Moment = (0.0, 0.0)
-        cost: dict[str, Any] = {}
-        for step, record in steps:
-            number, us = int(step.step), round(1e6 * step.seconds)
-            before, cost = cost, {} if record is None else self._cost_of(step, record)
-            if values and (cost != before or number != self._last_number + 1):
-                yield _event(end, values)
-                values = {}
-            if not values:
-                values = {"first": number, "us": [], "gap_us": [], "data_us": [], **cost}
-            end = step.ended_at, step.ended_monotonic + asleep_seconds
-            values["us"].append(us)
-            values["gap_us"].append(max(0, round(1e6 * (end[1] - self._last_end)) - us))
-            values["data_us"].append(round(1e6 * step.spans.get("data_wait", 0.0)))
-            self._last_number, self._last_end = number, end[1]
-        if values:
-            yield _event(end, values)
+        rows = [(step, self._cost_of(step, record)) for step, record in steps]
+        alike = itertools.groupby(enumerate(rows), lambda row: (row[1][1], row[1][0].step - row[0]))
+        for (cost, _), same in alike:
+            some = [step for _, (step, _) in same]
+            ends = [step.ended_monotonic + asleep_seconds for step in some]
+            before, self._last_end = [self._last_end, *ends], ends[-1]
+            us = [round(1e6 * step.seconds) for step in some]
+            gaps = [
+                max(0, round(1e6 * (end - last)) - own)
+                for last, end, own in zip(before, ends, us, strict=False)
+            ]
+            waits = [round(1e6 * step.spans.get(events.DATA_WAIT, 0.0)) for step in some]
+            columns = {"gap_us": gaps, "data_us": waits}
+            known = {name: column for name, column in columns.items() if any(column)}
+            values = {"first": int(some[0].step), "us": us, **known, **cost}
+            yield Event(events.STEPS, (some[-1].ended_at, ends[-1]), values)
 
-    def _cost_of(self, step: TimedStep, record: StepRecord) -> dict[str, Any]:
+    def _cost_of(self, step: TimedStep, record: StepRecord | None) -> dict[str, Any]:
         """Its kind, unless it is a usual one, and its seconds at the peak, where they are known."""
+        if record is None:
+            return {}
         kind = {} if record.kind == "step" else {"kind": record.kind}
         if step.cost is not self._cost:
             self._cost, cost = step.cost, cast("StepCost", step.cost)  # the builder has set it
             known = {"optimal_s": cost.model_seconds, "executed_s": cost.executed_seconds}
             self._at_peak = {k: float(f"{s:.9g}") for k, s in known.items() if s is not None}
         return kind | self._at_peak
-
-
-def _event(end: tuple[float, float], values: dict[str, Any]) -> Event:
-    """The event, without columns of zeros."""
-    for name in ("gap_us", "data_us"):
-        if not any(values[name]):
-            del values[name]
-    return Event(events.STEPS, end, values)

@@ -50,10 +50,12 @@ ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+_SHARED = re.compile(r'%(\S+) = .*deduplicated_name="([^"]+)"')
+_CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad")
 # Kernels of libraries, whose names are not XLA's, and the calls that run them.
 _FAMILIES = {
     "attention": (re.compile(r"sdpa|fmha|flash"), re.compile(r"__cudnn\$fmha|te_fused_attn")),
-    "convolution": (re.compile(r"conv|fprop|dgrad|wgrad"), re.compile(r"__cudnn\$conv")),
+    "convolution": (_CONVOLUTION, re.compile(r"__cudnn\$conv")),
     "matmul": (re.compile(r"nvjet|gemm|cutlass|xmma"), re.compile("")),
 }
 _LABELS = (names.TILES_STATED, names.TILES_ASSUMED, names.ON_PADDING)
@@ -106,37 +108,55 @@ def read_counters(text: str) -> list[Launch]:
     ]
 
 
-def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) -> list[KernelRow]:
+def compare(
+    launches: Sequence[Launch],
+    records: Iterable[InstructionRecord],
+    shared: Mapping[str, str] | None = None,
+) -> list[KernelRow]:
     """Counters beside counts, kernel by kernel.
 
     XLA names its own kernels after their instructions. A library's kernels are joined with the
-    calls of their kind: the largest with the largest.
+    calls of their kind in the program's order, or the largest with the largest if it has loops.
+
+    Args:
+        launches: in the order in which they ran.
+        records: of the program, in its order.
+        shared: instruction → kernel, of those that run another one's: `shared_kernels`.
     """
     ours = [record for record in records if record.flops and record.runs and not record.is_control]
-    by_name = {name: record for record in ours for name in _kernel_names(record)}
+    runs: dict[str, list[InstructionRecord]] = defaultdict(list)
+    for record in ours:
+        for name in _kernel_names(record, shared or {}):
+            runs[name].append(record)
     named: dict[str, list[Launch]] = defaultdict(list)
     others: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
-        if record := by_name.get(launch.kernel):
-            named[record.name].append(launch)
+        if launch.kernel in runs:
+            named[launch.kernel].append(launch)
         elif family := _family(launch):
             others[family].append(launch)
     rows = []
+    for kernel, ran in named.items():
+        of = [record for record in runs[kernel] for _ in range(record.runs)]
+        rows.append(_row(" = ".join(record.name for record in runs[kernel]), ran, of))
+    launched = {record.name for kernel in named for record in runs[kernel]}
     calls: dict[str, list[InstructionRecord]] = defaultdict(list)
     for record in ours:
-        if ran := named.get(record.name):
-            rows.append(_row(record.name, ran, [record] * len(ran)))
-        else:
+        if record.name not in launched:
             calls[_family_of_call(record)] += [record] * record.runs
     for family in sorted({*others, *calls}):
         rows += _of_family(family, others[family], calls[family])
     return rows
 
 
-def _kernel_names(record: InstructionRecord) -> Iterator[str]:
+def shared_kernels(text: str) -> dict[str, str]:
+    """The kernel of each fusion that XLA found to be equal to an earlier one, which it runs."""
+    return {name: kernel_name(other) for name, other in _SHARED.findall(text)}
+
+
+def _kernel_names(record: InstructionRecord, shared: Mapping[str, str]) -> set[str]:
     """Names under which XLA may launch an instruction."""
-    yield kernel_name(record.name)
-    yield from record.kernels
+    return {shared.get(record.name) or kernel_name(record.name), *record.kernels}
 
 
 def _family(launch: Launch) -> str:
@@ -159,9 +179,10 @@ def _of_family(
     if len(launches) != len(calls):
         yield _row(f"{family}: {len(launches)} kernels of {len(calls)} calls", launches, calls)
         return
-    kernels = sorted(launches, key=lambda launch: -launch.flops)
-    ordered = sorted(calls, key=lambda record: -(record.flops + sum(record.beyond)))
-    pairs = zip(kernels, ordered, strict=True)
+    if any(record.runs > 1 for record in calls):
+        launches = sorted(launches, key=lambda launch: -launch.flops)
+        calls = sorted(calls, key=lambda record: -(record.flops + sum(record.beyond)))
+    pairs = zip(launches, calls, strict=True)
     for (kernel, name), group in itertools.groupby(pairs, lambda p: (p[0].kernel, p[1].name)):
         ran, of = zip(*group, strict=True)
         yield _row(f"{kernel} ({name})", ran, of)
@@ -172,7 +193,8 @@ def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionReco
     executed = sum(record.flops for record in calls)
     parts = [sum(part) for part in zip(*(record.beyond for record in calls), strict=True)]
     beyond = Beyond(*parts) if parts else NOTHING_BEYOND
-    tile = library_tile(launches[0].kernel) if launches else None
+    is_matmul = bool(launches) and not _CONVOLUTION.search(launches[0].kernel)
+    tile = library_tile(launches[0].kernel) if is_matmul else None
     if tile and executed and not sum(beyond):
         kernel = launches[0].kernel
         beyond = Beyond(
@@ -297,8 +319,9 @@ def _measure(name: str, folder: Path) -> list[results.Row]:
     run([*here, f"--text={text}"])
     metrics = ",".join([*map(TENSOR.format, SOURCES), FFMA])
     done = run([*NCU, metrics, *here, "--profiled"], stdout=subprocess.PIPE)
-    records = instruction_costs(text.read_text()).records.values()
-    return table(name, compare(read_counters(done.stdout), records))
+    program = text.read_text()
+    records = instruction_costs(program).records.values()
+    return table(name, compare(read_counters(done.stdout), records, shared_kernels(program)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,6 +6,7 @@ The samples have the format of ``ncu --csv``; their numbers are those that an H1
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_a_loop_launches_its_kernel_as_often_as_it_runs() -> None:
     assert (row.launches, row.counter, row.difference) == (8, 2_147_483_648, 0)
 
 
-def test_attention_kernels_pair_with_their_calls_by_size() -> None:
+def test_attention_kernels_pair_with_their_calls_in_order() -> None:
     rows = rows_of(
         "attention",
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", {BF16: 73_014_444_032}),
@@ -84,8 +85,8 @@ def test_attention_kernels_pair_with_their_calls_by_size() -> None:
     )
     assert [row.reason for row in rows] == ["tiles, assumed"] * 2
     assert [row.difference for row in rows] == [0, 0]
-    assert "bprop" in rows[0].kernel
-    assert "(dot_product_attention_bwd" in rows[0].kernel
+    assert "bprop" in rows[1].kernel
+    assert "(dot_product_attention_bwd" in rows[1].kernel
 
 
 def test_kernels_that_do_not_pair_are_one_row() -> None:
@@ -124,6 +125,41 @@ def test_cublas_states_its_tile_in_the_kernels_name() -> None:
     assert row.beyond == 2 * 4096 * (8208 - 8192) * 2048
     assert row.difference == 0
     assert row.reason == "tile of 144 × 128 in the kernel's name"
+
+
+def test_calls_of_equal_size_pair_in_the_order_of_the_program() -> None:
+    """Five matmuls of one MLP are 4096 × 2048 × 8192 each way round.
+
+    On an H200 a tile of 144 was that of one with 8,192 rows or columns, which a join by size took
+    for one of 2,048: 7,516,192,768 for 268,435,456 FLOPs beyond it.
+    """
+    (first,) = library_program()
+    shape = first.shape.matmul
+    assert shape is not None
+    swapped = dataclasses.replace(first.shape, matmul=shape._replace(n=shape.k, k=shape.n))
+    second = dataclasses.replace(first, name="other", shape=swapped)
+    launches = [
+        verify.Launch("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTT", 137_438_953_472, 0),
+        verify.Launch("nvjet_sm90_tst_144x128_64x6_1x2_h_bz_TNN", 137_707_388_928, 0),
+    ]
+    rows = verify.compare(launches, [second, first])
+    assert [row.difference for row in rows] == [0, 0]
+    assert rows[1].beyond == 268_435_456
+
+
+def test_equal_fusions_run_one_kernel() -> None:
+    """Five equal matmuls of a transformer's block ran one kernel on an H200."""
+    text = text_of("h100_silicon_odd")
+    line = next(line for line in text.splitlines() if "%gemm_fusion_dot_general.1 = " in line)
+    name = 'deduplicated_name="gemm_fusion_dot_general.1" op_name='
+    twin = line.replace("dot_general.1 = ", "dot_general.9 = ").replace("op_name=", name, 1)
+    shared = verify.shared_kernels(f"{text}\n{twin}")
+    assert shared == {"gemm_fusion_dot_general.9": "gemm_fusion_dot_general_1"}
+    (record,) = (r for r in instruction_costs(text).records.values() if r.flops)
+    records = [record, dataclasses.replace(record, name="gemm_fusion_dot_general.9")]
+    launch = verify.Launch("gemm_fusion_dot_general_1", 9_663_676_416, 0)
+    (row,) = verify.compare([launch] * 2, records, shared)
+    assert (row.launches, row.executed, row.difference) == (2, 2 * 6_905_976_000, 0)
 
 
 def test_full_float32_runs_without_tensor_cores() -> None:

@@ -32,6 +32,7 @@ _TOKENS = "perf/per_device_tokens_per_sec"
 
 
 class _Reading(NamedTuple):
+    unix_seconds: float
     gpus: Sequence[GpuReading]
     counters: Mapping[str, float]
 
@@ -48,7 +49,7 @@ class HardwareWatch(Monitor):
         self._period_seconds = period_seconds
         self._boundary = boundary
         self._peak_clock_mhz: float | None = None
-        self._readings: deque[_Reading] = deque(maxlen=1)
+        self._readings: deque[_Reading] = deque(maxlen=100)
         self._activities: deque[TensorActivity] = deque(maxlen=100)
         self._check: CountCheck | None = None
         self._closing = threading.Event()
@@ -59,13 +60,18 @@ class HardwareWatch(Monitor):
         self._reported = 0
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
-        """Adds the last reading to a record that is logged, once per reading."""
+        """Adds the last reading before a step's end to its record, if that is logged.
+
+        A reading after the last step would be of an idle device, at its highest clock.
+        """
         if self._thread.ident is None:
             self._thread.start()
         scalars: dict[str, float] = {}
         notes: list[str] = []
-        if self._readings and record.is_logged:
+        reading = None
+        while record.is_logged and self._is_before(record):
             reading = self._readings.popleft()
+        if reading is not None:
             scalars = scalars_of(reading.gpus, record, self._peak_clock_mhz)
             scalars.update(reading.counters)
             notes = [*self._silences(reading.gpus), *self._slowdowns(reading)]
@@ -77,6 +83,10 @@ class HardwareWatch(Monitor):
             compared, warning = self._check.on_step(step, record)
             scalars, notes = {**scalars, **compared}, notes + warning
         return annotated(record, scalars, notes) if scalars or notes else record
+
+    def _is_before(self, record: StepRecord) -> bool:
+        """Whether the oldest reading was taken before the step's end."""
+        return bool(self._readings) and self._readings[0].unix_seconds <= record.unix_seconds
 
     def close(self) -> None:
         """Stops the thread; a hung driver does not hold up the end of the run."""
@@ -100,11 +110,12 @@ class HardwareWatch(Monitor):
                 with failsafe(_MISSING, self._boundary):
                     numbers = combined(counters.read())
             now, clock = time.time(), self._clock(readings)
-            self._readings.append(_Reading(readings, numbers))
+            self._readings.append(_Reading(now, readings, numbers))
             active = numbers.get(names.TENSOR_ACTIVE)
             if active is not None and before is not None and before[1] and clock:
+                limited = any("power" in reading.throttles for reading in readings)
                 self._activities.append(
-                    TensorActivity(before[0], now, active, (before[1] + clock) / 2)
+                    TensorActivity(before[0], now, active, (before[1] + clock) / 2, limited)
                 )
             before = now, clock
             if self._closing.wait(self._period_seconds):

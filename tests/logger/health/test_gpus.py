@@ -79,7 +79,8 @@ def next_reading(watch: HardwareWatch) -> StepRecord:
     """The first record with a reading; its scalars are those that were added."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
-        if (record := watch.on_record(TimedStep(), RECORD)) is not RECORD:
+        ended = dataclasses.replace(RECORD, unix_seconds=time.time())
+        if (record := watch.on_record(TimedStep(), ended)) is not ended:
             added = {n: v for n, v in record.scalars.items() if n not in RECORD.scalars}
             return dataclasses.replace(record, scalars=added)
     raise AssertionError("no reading")
@@ -98,6 +99,14 @@ def test_power_is_the_sum_and_energy_gives_tokens_a_joule(watch_of: MakeWatch) -
         "gpu/tokens_per_joule": 2 * 7000.0 / 1400.0,
         "perf/mfu_at_clock": pytest.approx(0.30 * 1980 / 1485),
     }
+
+
+def test_a_reading_after_the_last_step_is_not_of_it(watch_of: MakeWatch) -> None:
+    """On an H200 the last record had 1,965 MHz, of the idle device, and the steps ran at 1,455."""
+    watch = watch_of(Gpus(driver(), [0]))
+    next_reading(watch)
+    time.sleep(0.05)  # for more readings
+    assert watch.on_record(TimedStep(), RECORD) is RECORD  # it ended in 1970
 
 
 def test_heat_that_persists_is_told_once(watch_of: MakeWatch) -> None:

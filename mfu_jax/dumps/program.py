@@ -129,6 +129,11 @@ class ProgramDump:
         """How many constants the text omits; 0 in a dump of a compiled program."""
         return len(_ELIDED.findall(self.text))
 
+    @property
+    def counting(self) -> dict[str, Any]:
+        """What `counter_of` takes besides the program."""
+        return {name: getattr(self, name) for name in ("kernel_flops", "trip_counts", "lengths")}
+
     def as_text(self) -> str:
         """The optimised HLO as from ``compiled.as_text()``, but complete."""
         return self.text

@@ -195,12 +195,7 @@ def _timed(
     clock: float = 1.0,
 ) -> tuple[ProgramCounter, ProgramCosts, Durations]:
     """The program's counter, its costs and its durations."""
-    counter = counter_of(
-        program,
-        kernel_flops=program.kernel_flops,
-        trip_counts=program.trip_counts,
-        lengths=program.lengths,
-    )
+    counter = counter_of(program, **program.counting)
     durations = Durations(
         target=target,
         efficiencies=efficiencies or Efficiencies(),

@@ -60,7 +60,7 @@ def small_batch(stats: ProfileStats) -> tuple[float, str] | None:
 def larger_batch(stats: ProfileStats, _: float) -> str:
     """The batch that the memory allows, of which only the activations grow; eight times at most."""
     used, limit = stats.memory_used, stats.memory_limit
-    growing, times = stats.program.memory.get("temp_size_in_bytes", 0), 2.0
+    growing, times = (stats.program.dump.memory or {}).get("temp_size_in_bytes", 0), 2.0
     if used and limit and growing:
         times = min(_LARGER, 1 + (FULL * limit - used) // growing)
     if times < 2:

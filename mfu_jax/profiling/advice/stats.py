@@ -157,12 +157,13 @@ class ProfileStats:
     @property
     def memory_limit(self) -> int:
         """Memory of one device; 0 if unknown."""
-        return self.program.memory_bytes or (self.chip.usable_memory_bytes if self.chip else 0)
+        usable = self.chip.usable_memory_bytes if self.chip else 0
+        return self.program.dump.topology.memory_bytes or usable
 
     @property
     def memory_used(self) -> int | None:
         """An upper bound on the program's peak memory; None if unknown."""
-        memory = self.program.memory
+        memory = self.program.dump.memory or {}
         sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
         if None in sizes:
             return None

@@ -14,7 +14,7 @@ from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.executed.counting import counter_of
-from mfu_jax.flops.executed.instruction_costs import costs_of, instruction_costs
+from mfu_jax.flops.executed.instruction_costs import costs_of
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.names import EVALUATION
@@ -59,20 +59,27 @@ class KnownProgram:
     Attributes:
         costs: costs by instruction.
         ledger: from its model FLOPs to its executed FLOPs.
-        has_model: whether the model FLOPs were given, not derived from the program.
-        mesh: axis → size; empty if unknown.
-        device_kind: JAX's name of the chip; empty if unknown.
-        memory: bytes by field of ``compiled.memory_analysis()``; empty if unknown.
-        memory_bytes: memory of one device; 0 if unknown.
+        dump: its dump; of a program that only the trace has, with its text alone.
     """
 
     costs: ProgramCosts
     ledger: Ledger
-    has_model: bool = False
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    device_kind: str = ""
-    memory: Mapping[str, int] = field(default_factory=dict)
-    memory_bytes: int = 0
+    dump: ProgramDump = field(default_factory=lambda: ProgramDump(text=""))
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model FLOPs were given, not derived from the program."""
+        return self.ledger.convention != OWN_CONVENTION
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """Axis → size; empty if unknown."""
+        return self.dump.topology.mesh
+
+    @property
+    def device_kind(self) -> str:
+        """JAX's name of the chip; empty if unknown."""
+        return self.dump.topology.device_kind
 
     @cached_property
     def by_kernel(self) -> Mapping[str, InstructionRecord]:
@@ -97,7 +104,7 @@ class KnownProgram:
         """Returns the program with the user's model FLOPs per run on one device."""
         executed = self.costs.executed
         ledger = compare_flops(model=model_flops, executed=executed, convention=AS_GIVEN)
-        return replace(self, ledger=ledger, has_model=True)
+        return replace(self, ledger=ledger)
 
 
 class ProgramLibrary:
@@ -161,15 +168,9 @@ class ProgramLibrary:
         """The program from the first dump of its name that has its ops; None if there is none."""
         for dump in self._dumped():
             if dump.name == program.module:
-                counter = counter_of(
-                    dump,
-                    kernel_flops=dump.kernel_flops or None,
-                    trip_counts=dump.trip_counts,
-                    lengths=dump.lengths,
-                )
-                costs = costs_of(counter)
-                if _fits(costs, self._ops.get(program, set())):
-                    return self._known(costs, dump)
+                known = _known(dump)
+                if _fits(known.costs, self._ops.get(program, set())):
+                    return known
         return None
 
     def _dumped(self) -> list[ProgramDump]:
@@ -187,31 +188,23 @@ class ProgramLibrary:
         proto = self._protos.get(program) or self._of_name(program.module)
         if not proto:
             return None
-        return self._known(instruction_costs(text_of(proto)), None)
+        return _known(ProgramDump(text=text_of(proto)))
 
     def _of_name(self, module: str) -> bytes | None:
         """The only program of this name, for traces that number it differently."""
         found = [proto for known, proto in self._protos.items() if known.module == module]
         return found[0] if len(found) == 1 else None
 
-    def _known(self, costs: ProgramCosts, dump: ProgramDump | None) -> KnownProgram:
-        ledger = self._ledger(costs, dump)
-        return KnownProgram(
-            costs=costs,
-            ledger=ledger,
-            has_model=ledger.convention != OWN_CONVENTION,
-            mesh=dump.topology.mesh if dump else {},
-            device_kind=dump.topology.device_kind if dump else "",
-            memory=(dump.memory if dump else None) or {},
-            memory_bytes=dump.topology.memory_bytes if dump else 0,
-        )
 
-    def _ledger(self, costs: ProgramCosts, dump: ProgramDump | None) -> Ledger:
-        executed = costs.executed
-        if dump and (model := dump.model):
-            return compare_flops(**model.ledger_arguments, executed=executed)
+def _known(dump: ProgramDump) -> KnownProgram:
+    costs = costs_of(counter_of(dump, **dump.counting))
+    executed = costs.executed
+    if model := dump.model:
+        ledger = compare_flops(**model.ledger_arguments, executed=executed)
+    else:
         rest = compare_flops(model=0, executed=executed).residual  # claimed by no line
-        return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)
+        ledger = compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)
+    return KnownProgram(costs=costs, ledger=ledger, dump=dump)
 
 
 def _fits(costs: ProgramCosts, ops: Set[str]) -> bool:

@@ -68,7 +68,7 @@ def test_a_callback_that_sleeps(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, slow_step)
     assert profile.advice[0].cause == "host callback in the step"
     assert LEAST < profile.advice[0].gain_seconds < profile.measured.step_seconds
-    assert profile.program.memory_bytes > 0
+    assert profile.program.dump.topology.memory_bytes > 0
 
 
 @pytest.mark.full

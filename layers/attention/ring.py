@@ -21,7 +21,7 @@ from .ops import (
 )
 
 
-class _Keys(NamedTuple):
+class Keys(NamedTuple):
     """One device's part of keys [B, S, K, h], values [B, S, K, v] and their segments [B, S]."""
 
     k: Any
@@ -60,7 +60,7 @@ def ring(x: AttentionInputs) -> jax.Array:
 
 def _attended(parts: int, x: AttentionInputs) -> jax.Array:
     """One device's queries [B, S, N, h] against all parts of the keys → [B, S, N, v]."""
-    q, keys = x.q, _Keys(x.k, x.v, x.segment_ids)
+    q, keys = x.q, Keys(x.k, x.v, x.segment_ids)
     B, S, N, h = q.shape
     K = keys.k.shape[2]
     own = jax.lax.axis_index(SEQUENCE_AXIS) if parts > 1 else jnp.zeros((), jnp.int32)
@@ -69,7 +69,7 @@ def _attended(parts: int, x: AttentionInputs) -> jax.Array:
     places = jnp.arange(S)
 
     @jax.checkpoint
-    def add(sums: _SoftmaxSums, keys: _Keys, part: jax.Array) -> _SoftmaxSums:
+    def add(sums: _SoftmaxSums, keys: Keys, part: jax.Array) -> _SoftmaxSums:
         seen = x.pattern.seen(own * S + places, part * S + places)
         seen = seen & (of_queries[:, :, None] == keys.segment_ids[:, None, :])
         with jax.named_scope("scores"):
@@ -89,10 +89,10 @@ def _attended(parts: int, x: AttentionInputs) -> jax.Array:
         )
 
     def turn(
-        state: tuple[_SoftmaxSums, _Keys], number: jax.Array
-    ) -> tuple[tuple[_SoftmaxSums, _Keys], None]:
+        state: tuple[_SoftmaxSums, Keys], number: jax.Array
+    ) -> tuple[tuple[_SoftmaxSums, Keys], None]:
         sums, keys = state
-        keys = jax.lax.ppermute(keys, SEQUENCE_AXIS, [(i, (i + 1) % parts) for i in range(parts)])
+        keys = passed_on(keys)
         return (add(sums, keys, (own - number) % parts), keys), None
 
     sums = add(_nothing(x.sinks, grouped, keys.v), keys, own)
@@ -100,6 +100,13 @@ def _attended(parts: int, x: AttentionInputs) -> jax.Array:
         (sums, _), _ = jax.lax.scan(turn, (sums, keys), jnp.arange(1, parts))
     out = sums.values / sums.weights[..., None]
     return jnp.moveaxis(out, 3, 1).reshape(B, S, N, -1).astype(q.dtype)
+
+
+def passed_on(arrays: Any) -> Any:
+    """Those of the device before this one, around the ring."""
+    parts = axis_size(SEQUENCE_AXIS)
+    around = [(i, (i + 1) % parts) for i in range(parts)]
+    return jax.lax.ppermute(arrays, SEQUENCE_AXIS, around)
 
 
 def _nothing(sinks: jax.Array | None, grouped: jax.Array, v: jax.Array) -> _SoftmaxSums:

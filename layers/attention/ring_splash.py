@@ -22,14 +22,7 @@ from .ops import (
     over_shards,
     register_attention,
 )
-
-
-class _Keys(NamedTuple):
-    """One device's keys [B, K, S, h] and values [B, K, S, v], and their segments [B, S]."""
-
-    k: Any
-    v: Any
-    segment_ids: Any
+from .ring import Keys, passed_on
 
 
 class _Queries(NamedTuple):
@@ -71,44 +64,44 @@ def _attended(x: AttentionInputs) -> jax.Array:
     """One device's part: queries [B, S, N, h] → [B, S, N, v]."""
     scale = x.pattern.scale_of(x.q.shape[-1])
     q, k, v = (array.swapaxes(1, 2) for array in (x.q * scale, x.k, x.v))
-    queries, keys = _Queries(q, x.segment_ids), _Keys(k, v, x.segment_ids)
+    queries, keys = _Queries(q, x.segment_ids), Keys(k, v, x.segment_ids)
     return _ring(x.pattern, queries, keys).swapaxes(1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring(pattern: AttentionPattern, queries: _Queries, keys: _Keys) -> jax.Array:
+def _ring(pattern: AttentionPattern, queries: _Queries, keys: Keys) -> jax.Array:
     return _forward(pattern, queries, keys)[0]
 
 
-def _forward(pattern: AttentionPattern, queries: _Queries, keys: _Keys) -> tuple[jax.Array, Any]:
+def _forward(pattern: AttentionPattern, queries: _Queries, keys: Keys) -> tuple[jax.Array, Any]:
     """The result, and what the backward pass reads of it."""
     half = queries.q.shape[2] // 2
 
-    def attend(queries: _Queries, keys: _Keys) -> _Sums:
+    def attend(queries: _Queries, keys: Keys) -> _Sums:
         means, (logs,) = _run(_kernel(pattern, queries, keys), queries, keys)
         return _Sums(means.astype(jnp.float32), logs)
 
-    def of_earlier(sums: _Sums, keys: _Keys) -> _Sums:
+    def of_earlier(sums: _Sums, keys: Keys) -> _Sums:
         return _joined(sums, attend(queries, _part(keys, slice(half))))
 
-    def of_later(sums: _Sums, keys: _Keys) -> _Sums:
+    def of_later(sums: _Sums, keys: Keys) -> _Sums:
         last = slice(half, None)
         joined = _joined(_part(sums, last), attend(_part(queries, last), keys))
         return _Sums(*(all_.at[:, :, last].set(y) for all_, y in zip(sums, joined, strict=True)))
 
-    def turn(state: tuple[_Sums, _Keys], number: jax.Array) -> tuple[tuple[_Sums, _Keys], None]:
+    def turn(state: tuple[_Sums, Keys], number: jax.Array) -> tuple[tuple[_Sums, Keys], None]:
         sums, keys = state
-        arriving = _passed_on(keys)
+        arriving = passed_on(keys)
         return (jax.lax.cond(_is_earlier(number), of_earlier, of_later, sums, keys), arriving), None
 
-    state = attend(queries, keys), _passed_on(keys)
+    state = attend(queries, keys), passed_on(keys)
     (sums, _), _ = jax.lax.scan(turn, state, jnp.arange(1, axis_size(SEQUENCE_AXIS)))
     out = checkpoint_name(sums.means.astype(queries.q.dtype), CONTEXT)
     logs = checkpoint_name(sums.logs, CONTEXT)
     return out, (queries, keys, out, logs)
 
 
-def _backward(pattern: AttentionPattern, saved: Any, dout: jax.Array) -> tuple[_Queries, _Keys]:
+def _backward(pattern: AttentionPattern, saved: Any, dout: jax.Array) -> tuple[_Queries, Keys]:
     """The gradients of queries and keys.
 
     A device's sums for the keys that it had in the last turn are still `pending` when it passes on
@@ -117,34 +110,34 @@ def _backward(pattern: AttentionPattern, saved: Any, dout: jax.Array) -> tuple[_
     queries, own, out, logs = saved
     half = queries.q.shape[2] // 2
 
-    def gradients(rows: slice, keys: _Keys) -> tuple[jax.Array, ...]:
+    def gradients(rows: slice, keys: Keys) -> tuple[jax.Array, ...]:
         of = _part(queries, rows)
         kernel = _kernel(pattern, of, keys)
         found = _run_backward(kernel, of, keys, out[:, :, rows], logs[:, :, rows], dout[:, :, rows])
         return tuple(gradient.astype(jnp.float32) for gradient in found)
 
-    def of_earlier(dq: jax.Array, keys: _Keys) -> tuple[jax.Array, ...]:
+    def of_earlier(dq: jax.Array, keys: Keys) -> tuple[jax.Array, ...]:
         more, *of_keys = gradients(slice(None), _part(keys, slice(half)))
         return dq + more, *(jnp.pad(y, ((0, 0), (0, 0), (0, half), (0, 0))) for y in of_keys)
 
-    def of_later(dq: jax.Array, keys: _Keys) -> tuple[jax.Array, ...]:
+    def of_later(dq: jax.Array, keys: Keys) -> tuple[jax.Array, ...]:
         more, *of_keys = gradients(slice(half, None), keys)
         return dq.at[:, :, half:].add(more), *of_keys
 
     def turn(state: Any, number: jax.Array) -> tuple[Any, None]:
         keys, dq, sums, pending = state
-        sums = _passed_on(jax.tree.map(jnp.add, sums, pending))
-        arriving = _passed_on(keys)
+        sums = passed_on(jax.tree.map(jnp.add, sums, pending))
+        arriving = passed_on(keys)
         dq, *found = jax.lax.cond(_is_earlier(number), of_earlier, of_later, dq, keys)
         return (arriving, dq, sums, tuple(found)), None
 
     dq, *first = gradients(slice(None), own)
-    state = _passed_on(own), dq, jax.tree.map(jnp.zeros_like, tuple(first)), tuple(first)
+    state = passed_on(own), dq, jax.tree.map(jnp.zeros_like, tuple(first)), tuple(first)
     state, _ = jax.lax.scan(turn, state, jnp.arange(1, axis_size(SEQUENCE_AXIS)))
     _, dq, sums, pending = state
-    dk, dv = _passed_on(jax.tree.map(jnp.add, sums, pending))
+    dk, dv = passed_on(jax.tree.map(jnp.add, sums, pending))
     dqueries = _Queries(dq.astype(queries.q.dtype), None)
-    return dqueries, _Keys(dk.astype(own.k.dtype), dv.astype(own.v.dtype), None)
+    return dqueries, Keys(dk.astype(own.k.dtype), dv.astype(own.v.dtype), None)
 
 
 _ring.defvjp(_forward, _backward)
@@ -153,12 +146,6 @@ _ring.defvjp(_forward, _backward)
 def _is_earlier(number: jax.Array) -> jax.Array:
     """Whether the keys of a turn come from an earlier device."""
     return number <= jax.lax.axis_index(SEQUENCE_AXIS)
-
-
-def _passed_on(arrays: Any) -> Any:
-    parts = axis_size(SEQUENCE_AXIS)
-    around = [(i, (i + 1) % parts) for i in range(parts)]
-    return jax.lax.ppermute(arrays, SEQUENCE_AXIS, around)
 
 
 def _part(arrays: Any, rows: slice) -> Any:
@@ -173,18 +160,18 @@ def _joined(one: _Sums, other: _Sums) -> _Sums:
     return _Sums(first + second, logs)
 
 
-def _kernel(pattern: AttentionPattern, queries: _Queries, keys: _Keys) -> Any:
+def _kernel(pattern: AttentionPattern, queries: _Queries, keys: Keys) -> Any:
     return splash_of_part(pattern, queries.q.shape[1], queries.q.shape[2], keys.k.shape[2])
 
 
-def _run(kernel: Any, queries: _Queries, keys: _Keys) -> Any:
+def _run(kernel: Any, queries: _Queries, keys: Keys) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
     segments = SegmentIds(queries.segment_ids, keys.segment_ids)
     return jax.vmap(kernel)(queries.q, keys.k, keys.v, segments)
 
 
-def _run_backward(kernel: Any, queries: _Queries, keys: _Keys, *of_all: jax.Array) -> Any:
+def _run_backward(kernel: Any, queries: _Queries, keys: Keys, *of_all: jax.Array) -> Any:
     """The gradients of queries, keys and values by some of the keys.
 
     Args:

@@ -60,14 +60,9 @@ def main(argv: Sequence[str]) -> int:
     if arguments.values.get("hardware") != CALIBRATE:
         # Only files are read: this machine's accelerator may be in use by the run itself.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    folders, page = _folders(arguments), arguments.values.get("html")
-    if "--json" in arguments.flags and page is not None:
-        raise UserError(
-            "--json and --html: expected one of them",
-            hint="run the command twice",
-        )
+    folders, page = _folders(arguments), arguments.page
     if len(folders) == 2:
-        return _two(folders, page, arguments)
+        return _two(folders, arguments)
     values = arguments.values
     if page is not None:
         page = page or _page_in(folders[0])
@@ -160,20 +155,15 @@ def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:
     return plan_gap(profile, plan, path, share)
 
 
-def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
+def _two(folders: Sequence[str], arguments: Arguments) -> int:
     from mfu_jax.profiling.report.comparison import compare
 
     values = arguments.values
-    if page is not None:
-        raise UserError(
-            "--html and two profiles: expected one folder",
-            hint="leave --html out, or pass --json",
-        )
-    for key in (*_TABLES, *_OUTPUTS):
+    for key in ("html", *_TABLES, *_OUTPUTS):
         if key in values:
             raise UserError(
-                f"{key}= and two profiles: expected one folder",
-                hint=f"leave {key}= out",
+                f"--{key} and two profiles: expected one folder",
+                hint=f"leave --{key} out",
             )
     top = number_of(values, "top", int, _TOP)
     comparison = compare(*(_read(folder, values) for folder in folders))

@@ -122,14 +122,10 @@ def _names(arguments: Arguments) -> tuple[list[str], str]:
             "expected one file, got none",
             hint="pass the run's folder or its metrics file",
         )
-    if "html" not in arguments.values:
+    page = arguments.page
+    if page is None:
         return runs, ""
-    if "--json" in arguments.flags:
-        raise UserError(
-            "--json and --html: expected one of them",
-            hint="run the command twice",
-        )
-    if page := arguments.values["html"]:
+    if page:
         check_whole(page, "--html")  # before long runs are read
     return runs, page or _page_of(runs[0])
 

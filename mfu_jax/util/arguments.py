@@ -41,6 +41,21 @@ class Arguments:
         """Key → text; if a key is given twice, the last one wins."""
         return dict(self.pairs)
 
+    @property
+    def page(self) -> str | None:
+        """The file of the page that is printed in place of text, empty if not named; else None.
+
+        Raises:
+            UserError: JSON is to be printed, too.
+        """
+        page = self.values.get(_PAGE)
+        if page is not None and "--json" in self.flags:
+            raise UserError(
+                "--json and --html: expected one of them",
+                hint="run the command twice",
+            )
+        return page
+
     def one_name(self, what: str) -> str:
         """The only name.
 

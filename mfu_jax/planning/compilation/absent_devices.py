@@ -1,4 +1,4 @@
-"""The devices of a topology to compile for, used by a plan's child processes."""
+"""What a plan's child processes share: the devices to compile for, and writing the program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 
 _HOST = (2, 2, 1)  # chips per host that libtpu assumes by default
 _V5E_RING = 16  # an axis of a v5e that wraps around
+
+
+def write_dump(compiled: Any, path: str) -> None:
+    """Writes what a child process compiled; its last stage."""
+    print("writing", flush=True)
+    from mfu_jax.dumps.recording import dump
+
+    dump(compiled, path)
 
 
 def absent_devices(request: Mapping[str, Any]) -> list[Any]:

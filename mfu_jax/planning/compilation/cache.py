@@ -18,6 +18,7 @@ from pathlib import Path
 from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.hardware.calibration import cache_directory
 from mfu_jax.planning.compilation import child_process
 from mfu_jax.planning.compilation.compiling import (
     Compiled,
@@ -37,8 +38,7 @@ _ENVIRONMENT = ("JAX_", "XLA_", "LIBTPU_")
 
 def default_folder() -> Path:
     """The cache's folder unless the user names one."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "mfu_jax", "plans")
+    return cache_directory() / "plans"
 
 
 def chosen_folder(values: Mapping[str, str]) -> Path | None:

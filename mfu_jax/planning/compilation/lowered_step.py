@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.planning.compilation.absent_devices import absent_devices
+from mfu_jax.planning.compilation.absent_devices import absent_devices, write_dump
 from mfu_jax.planning.compilation.child_process import obey_parent
 from mfu_jax.planning.compilation.gpu_autotuning import autotuned
 
@@ -30,10 +30,7 @@ def main(argv: list[str]) -> None:
 
     text = request["config"]["text"]
     compiled: Any = compile_lowered(text, mesh, autotuned(request, text))
-    print("writing", flush=True)
-    from mfu_jax.dumps.recording import dump
-
-    dump(compiled, argv[1])
+    write_dump(compiled, argv[1])
 
 
 def _mesh(axes: Mapping[str, int], devices: list[Any], request: Mapping[str, Any]) -> Any:

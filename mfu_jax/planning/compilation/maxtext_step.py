@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mfu_jax.planning.compilation.absent_devices import absent_devices
+from mfu_jax.planning.compilation.absent_devices import absent_devices, write_dump
 from mfu_jax.planning.compilation.child_process import obey_parent
 
 _HARDWARE = {"tpu": "tpu", "cuda": "gpu"}
@@ -75,10 +75,7 @@ def _plan_for(train_compile: Any, request: dict[str, Any], out: str) -> None:
     def compiled(*args: Any, **kwargs: Any) -> None:
         print("compiling", flush=True)
         step = compile_step(*args, **kwargs)
-        print("writing", flush=True)
-        from mfu_jax.dumps.recording import dump
-
-        dump(step, out)
+        write_dump(step, out)
         os._exit(0)  # MaxText would go on to print and serialise what it compiled
 
     if request["platform"] == "cuda" and request["slices"] > 1:

@@ -129,7 +129,6 @@ class ProgramLibrary:
         self._protos: dict[Program, bytes] = {}
         self._found: dict[Program, KnownProgram | None] = {}
         self._ops: dict[Program, set[str]] = {}
-        self._loaded: list[ProgramDump] | None = None
         self.notes: list[str] = []
         for op in ops:
             if not op.is_kernel:
@@ -152,12 +151,12 @@ class ProgramLibrary:
     @property
     def only(self) -> Program | None:
         """The program in the dumps and traces if all copies have the same name, else None."""
-        names = {dump.name for dump in self._dumped()} | {known.module for known in self._protos}
+        names = {dump.name for dump in self._dumped} | {known.module for known in self._protos}
         return Program(names.pop()) if len(names) == 1 else None
 
     def has_dump(self, program: Program) -> bool:
         """Whether there is a dump with the program's name."""
-        return any(dump.name == program.module for dump in self._dumped())
+        return any(dump.name == program.module for dump in self._dumped)
 
     @property
     def read(self) -> list[KnownProgram]:
@@ -166,22 +165,22 @@ class ProgramLibrary:
 
     def _of_dump(self, program: Program) -> KnownProgram | None:
         """The program from the first dump of its name that has its ops; None if there is none."""
-        for dump in self._dumped():
+        for dump in self._dumped:
             if dump.name == program.module:
                 known = _known(dump)
                 if _fits(known.costs, self._ops.get(program, set())):
                     return known
         return None
 
+    @cached_property
     def _dumped(self) -> list[ProgramDump]:
-        if self._loaded is None:
-            self._loaded = []
-            for file in self._dumps:
-                try:
-                    self._loaded.append(load(file))
-                except UserError as error:
-                    self.notes.append(first_line(error))
-        return self._loaded
+        loaded = []
+        for file in self._dumps:
+            try:
+                loaded.append(load(file))
+            except UserError as error:
+                self.notes.append(first_line(error))
+        return loaded
 
     def _of_proto(self, program: Program) -> KnownProgram | None:
         """The program from the trace itself, without model FLOPs and mesh; None if absent."""

@@ -79,52 +79,46 @@ class TimeChange:
         return self.after - self.before
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeChanges:
-    """What a step's extra time consists of.
+def by_reason(changes: Iterable[TimeChange]) -> dict[str, float]:
+    """Seconds by cause: those of their sum's own sign first, the largest first.
 
-    Attributes:
-        changes: largest first; their seconds sum to the difference of the step times.
+    A cause and its opposite are one: what errs in each op by another sign cancels in their sum.
     """
+    found = summed((why, s) for change in changes for why, s in change.why.items())
+    for cause, opposite in _OPPOSITES:
+        net = found.pop(cause, 0.0) + found.pop(opposite, 0.0)
+        found |= _whole(cause if net > 0 else opposite, net)
+    return largest_first(found, sum(found.values()))
 
-    changes: tuple[TimeChange, ...]
 
-    def by_reason(self) -> dict[str, float]:
-        """Seconds by cause: those of the difference's own sign first, the largest first.
+def by_scope(changes: Iterable[TimeChange]) -> dict[str, float]:
+    """Seconds by scope, largest first."""
+    sums = summed((change.scope, change.seconds) for change in changes)
+    return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
 
-        A cause and its opposite are one: what errs in each op by another sign cancels in their sum.
-        """
-        found = summed((why, s) for change in self.changes for why, s in change.why.items())
-        for cause, opposite in _OPPOSITES:
-            net = found.pop(cause, 0.0) + found.pop(opposite, 0.0)
-            found |= _whole(cause if net > 0 else opposite, net)
-        return largest_first(found, sum(found.values()))
 
-    def by_scope(self) -> dict[str, float]:
-        """Seconds of all changes by scope, largest first."""
-        sums = summed((change.scope, change.seconds) for change in self.changes)
-        return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
-
-    def to_json(self) -> dict[str, Any]:
-        """The changes and their sums as plain JSON values."""
-        return {
-            "by_reason": self.by_reason(),
-            "by_scope": self.by_scope(),
-            "changes": [{**asdict(c), "seconds": c.seconds} for c in self.changes],
-        }
+def changes_json(changes: Sequence[TimeChange]) -> dict[str, Any]:
+    """The changes and their sums as plain JSON values."""
+    return {
+        "by_reason": by_reason(changes),
+        "by_scope": by_scope(changes),
+        "changes": [{**asdict(c), "seconds": c.seconds} for c in changes],
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(TimeChanges):
+class Comparison:
     """Two profiles.
 
     Attributes:
         before: the first profile.
         after: the second profile.
+        changes: largest first; their seconds sum to the difference of the step times.
     """
 
     before: Profile
     after: Profile
+    changes: tuple[TimeChange, ...]
 
     @property
     def seconds(self) -> float:
@@ -137,7 +131,7 @@ class Comparison(TimeChanges):
             "before": _head(self.before),
             "after": _head(self.after),
             "seconds": self.seconds,
-            **super().to_json(),
+            **changes_json(self.changes),
         }
 
 

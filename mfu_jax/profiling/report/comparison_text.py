@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from mfu_jax.profiling.report.comparison import Comparison, TimeChange
+from mfu_jax.profiling.report.comparison import Comparison, TimeChange, by_reason, by_scope
 from mfu_jax.util.formatting import MOST_COLUMNS, columns, percent, readable, seconds_text, short
 
 
@@ -16,8 +16,8 @@ def render_comparison(comparison: Comparison, *, top: int = 15) -> str:
         comparison: the two profiles.
         top: rows per table; 0: all.
     """
-    reasons = [("why", "seconds"), *sums(comparison.by_reason(), top)]
-    scopes = [("by scope", "seconds"), *sums(comparison.by_scope(), top)]
+    reasons = [("why", "seconds"), *sums(by_reason(comparison.changes), top)]
+    scopes = [("by scope", "seconds"), *sums(by_scope(comparison.changes), top)]
     changes = changes_table(comparison.changes, top)
     parts = [_head(comparison), columns(reasons), columns(scopes), changes]
     return "\n\n".join("\n".join(part) for part in parts)

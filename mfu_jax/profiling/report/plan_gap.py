@@ -13,8 +13,9 @@ from mfu_jax.profiling.report.comparison import (
     GroupKey,
     OpSums,
     TimeChange,
-    TimeChanges,
     TimedStep,
+    by_reason,
+    changes_json,
     explained,
     step_of,
     told,
@@ -28,14 +29,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanGap(TimeChanges, StepGap):
+class PlanGap(StepGap):
     """What a step takes beyond its plan.
 
     Attributes:
         path: the plan's file.
+        changes: largest first; their seconds sum to the gap.
     """
 
     path: str
+    changes: tuple[TimeChange, ...]
 
     def render(self, *, top: int = 15) -> str:
         """The gap by cause and by op.
@@ -50,7 +53,7 @@ class PlanGap(TimeChanges, StepGap):
 
     def to_json(self) -> dict[str, Any]:
         """The gap as plain JSON values; in ``changes``, ``before`` is the plan's time."""
-        return {"file": self.path, **TimeChanges.to_json(self), **StepGap.to_json(self)}
+        return {"file": self.path, **changes_json(self.changes), **super().to_json()}
 
 
 def plan_gap(
@@ -77,6 +80,7 @@ def plan_gap(
         target=printable(str(plan.get("target", ""))),
         planned_seconds=planned.seconds,
         measured_seconds=measured.seconds,
+        causes=by_reason(rows),
         changes=told(rows),
         notes=tuple(filter(None, notes)),
     )

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.planning.compilation.absent_devices import absent_devices
+from mfu_jax.planning.compilation.absent_devices import absent_devices, write_dump
 from mfu_jax.planning.compilation.child_process import obey_parent
 from mfu_jax.planning.compilation.gpu_autotuning import autotuned
 from mfu_jax.planning.result.plan import StepWork
@@ -136,10 +136,7 @@ def main(argv: list[str]) -> None:
     lowered = lower(request["config"]["arguments"], absent_devices(request))
     print("compiling", flush=True)
     compiled = lowered.compile(compiler_options=autotuned(request, lowered.as_text()))
-    print("writing", flush=True)
-    from mfu_jax.dumps.recording import dump
-
-    dump(compiled, argv[1])
+    write_dump(compiled, argv[1])
 
 
 def lower(arguments: Sequence[str], devices: list[Any]) -> Any:

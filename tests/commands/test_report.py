@@ -479,12 +479,14 @@ def test_the_last_reading_of_the_gpus_is_shown(
 ) -> None:
     """Records with a reading are few: one every ten seconds."""
     gpu = {"gpu/power_watts": 1400.0, "gpu/tokens_per_joule": 12.5, "perf/mfu_at_clock": 0.44}
+    gpu["gpu/throttled_power"] = 1.0
     lines = [line(n, 1.0, **(gpu if n == 7 else {})) for n in range(20)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     assert main(["report", str(tmp_path)]) == 0
-    assert "GPUs         1400 W, 12.5 tokens/J, MFU at that clock 44.0% (at step 7)" in (
-        capsys.readouterr().out
-    )
+    assert (
+        "GPUs         1400 W, 12.5 tokens/J, MFU at that clock 44.0%, at the power limit, which "
+        "lowers the clock (at step 7)"
+    ) in capsys.readouterr().out
     main(["report", str(tmp_path), "--json"])
     assert json.loads(capsys.readouterr().out)["gpu"] == {"step": 7, **gpu}
     main(["report", str(tmp_path), "--html"])

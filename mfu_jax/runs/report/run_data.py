@@ -408,4 +408,6 @@ def _gpus(reading: Mapping[str, float]) -> str:
     values = [f"{reading[name]:.4g} {unit}" for name, unit in shown.items() if name in reading]
     if "perf/mfu_at_clock" in reading:
         values.append(f"MFU at that clock {percent(reading['perf/mfu_at_clock'])}")
+    if reading.get("gpu/throttled_power"):
+        values.append("at the power limit, which lowers the clock")
     return f"{', '.join(values)} (at step {reading.get('step', 0):.0f})"

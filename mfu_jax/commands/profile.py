@@ -29,6 +29,7 @@ example: mfu-jax profile runs/a --html=profile.html"""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware import CALIBRATE
 from mfu_jax.storage.targets import check_whole
 from mfu_jax.util.arguments import MODEL_FLOPS, PEAK, Arguments, parse
-from mfu_jax.util.formatting import json_text
+from mfu_jax.util.formatting import json_text, percent
 from mfu_jax.util.values import number_of
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def _folders(arguments: Arguments) -> list[str]:
 def _read(folder: str, values: Mapping[str, str]) -> Profile:
     from mfu_jax.profiling.profile import read_profile
 
-    tokens, settings = _of_run(folder)
-    return read_profile(
+    tokens, settings, note = _of_run(folder)
+    profile = read_profile(
         folder,
         peak_tflops_per_device=number_of(values, PEAK, float),
         hardware=values.get("hardware", ""),
@@ -116,6 +117,7 @@ def _read(folder: str, values: Mapping[str, str]) -> Profile:
         tokens=number_of(values, _TOKENS, float, default=tokens, is_positive=True),
         settings=settings,
     )
+    return dataclasses.replace(profile, notes=(*profile.notes, note)) if note else profile
 
 
 def _log_of(folder: str) -> str:
@@ -126,18 +128,31 @@ def _log_of(folder: str) -> str:
     return ""
 
 
-def _of_run(folder: str) -> tuple[float | None, Mapping[str, str]]:
-    """The tokens of a step on one device, and the trainer's settings, as its run logged them."""
+def _of_run(folder: str) -> tuple[float | None, Mapping[str, str], str]:
+    """What its run logged: the tokens of a step on one device, its settings, its power limit."""
     from mfu_jax.runs.metrics.files import WARMUP_STEPS, read_metrics
     from mfu_jax.runs.report.setup import read_setup
 
     if not (log := _log_of(folder)):
-        return None, {}
+        return None, {}, ""
     with contextlib.suppress(UserError):  # the trace can be read without it
-        summary = read_metrics(log).summary(warmup_steps=WARMUP_STEPS)
+        run = read_metrics(log)
+        summary = run.summary(warmup_steps=WARMUP_STEPS)
         rate, seconds = summary.tokens_per_sec_per_device, summary.mean_seconds
-        return rate * seconds if rate and seconds else None, read_setup(log).config
-    return None, {}
+        tokens = rate * seconds if rate and seconds else None
+        return tokens, read_setup(log).config, _at_power_limit(run.gpu)
+    return None, {}, ""
+
+
+def _at_power_limit(reading: Mapping[str, float]) -> str:
+    """A note, if the run's last reading was of GPUs that lowered their clock for their power."""
+    clock, mfu = reading.get("gpu/sm_clock_mhz"), reading.get("perf/mfu_at_clock")
+    if not (clock and mfu and reading.get("gpu/throttled_power")):
+        return ""
+    return (
+        f"at step {reading.get('step', 0):.0f} the power limit held the clock at {clock:.0f} MHz, "
+        f"of whose peak the MFU is {percent(mfu)}: part of the matmuls below peak is power"
+    )
 
 
 def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:

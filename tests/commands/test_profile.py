@@ -75,3 +75,9 @@ def test_the_tokens_of_a_step_place_the_mfu_among_models_of_its_size(
     rates = {"perf/per_device_tokens": tokens, "perf/per_device_tokens_per_sec": tokens / 2}
     write_run(tmp_path / "metrics.jsonl", [2.0] * 9, **rates)
     assert verdict()["like_runs"] == given["like_runs"]
+    reading = {"gpu/sm_clock_mhz": 1455.0, "perf/mfu_at_clock": 0.63, "gpu/throttled_power": 1.0}
+    write_run(tmp_path / "metrics.jsonl", [2.0] * 9, **rates, **reading)
+    assert cli.main(["profile", str(tmp_path / "profile")]) == 0
+    assert "the power limit held the clock at 1455 MHz, of whose peak the MFU is 63.0%" in " ".join(
+        capsys.readouterr().out.split()
+    )

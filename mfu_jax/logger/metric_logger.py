@@ -467,10 +467,9 @@ class MetricLogger:
     def _close_pipeline(self) -> None:
         last, spans = self._spans.take_last(), self._timer.take_spans()
         try:
-            self._summary = self._pipeline.close(last, spans, self._summarize)
-        except BaseException:  # Ctrl-C
+            self._pipeline.close(last, spans, self._summarize)
+        finally:  # even after Ctrl-C
             self._summary = self._summarize()
-            raise
 
     @failsafe("metrics may not all be written")
     def _close_quietly(self) -> None:

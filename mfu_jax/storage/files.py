@@ -245,15 +245,15 @@ def remove_stale(path: Path) -> None:
                 found.unlink(missing_ok=True)
 
 
-def set_aside(path: Path) -> str:
-    """Renames an earlier run's file to a free ``<path>.previousN``; returns a note about it.
+def set_aside(path: Path) -> None:
+    """Renames an earlier run's file to a free ``<path>.previousN``, and says so.
 
     A symbolic link is kept and its target renamed.
     """
     target = Path(os.path.realpath(path))
     kept = free_name(target)
     os.replace(target, kept)
-    return f"{path} held an earlier run, which is now {kept}"
+    _log.warning("%s held an earlier run, which is now %s", path, kept)
 
 
 def free_name(path: Path) -> Path:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +18,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-
+_log = logging.getLogger("mfu_jax")
 _ATTEMPTS = 10
 
 
@@ -25,15 +26,16 @@ class FileLock:
     """An advisory lock on a file that exists while it is held; it is freed if the holder is killed.
 
     A second lock in the same process takes it over, with a warning: a logger that was not closed,
-    as when a notebook cell is re-run, must not block the next one.
+    as when a notebook cell is re-run, must not block the next one. A lock that does not protect, as
+    where the file system has none, is a warning, too.
 
     Args:
         path: the lock's file, in an existing folder.
         what: what it protects, for messages.
 
     Attributes:
-        warnings: a takeover, or why the lock does not protect (e.g. no locks on the file system).
         has_superseded: it has taken over an earlier lock of this process.
+        is_sole: it protects, and nobody in this process wrote to the file before.
         is_superseded: a later lock of this process has taken it over.
         settle: writes what the holder has not written yet, called before it is taken over.
 
@@ -42,7 +44,6 @@ class FileLock:
     """
 
     def __init__(self, path: Path, what: str) -> None:
-        self.warnings: Sequence[str] = ()
         self.has_superseded = self.is_superseded = False
         self.settle: Callable[[], object] | None = None
         self._path = Path(os.path.realpath(path))
@@ -53,14 +54,19 @@ class FileLock:
                 earlier.settle()
             self._descriptor, earlier._descriptor = earlier._descriptor, None
             self.has_superseded = earlier.is_superseded = True
-            self.warnings = [
-                f"{what} is still open in this process, by a logger that was not closed, and now "
+            _log.warning(
+                "%s is still open in this process, by a logger that was not closed, and now "
                 "belongs to the new one; close a logger before the next one opens its files, or, "
-                "for two steps of a loop, share one: instrument(update, logger=rollout.logger)"
-            ]
+                "for two steps of a loop, share one: instrument(update, logger=rollout.logger)",
+                what,
+            )
         else:
             self._acquire()
         _HELD[self._path] = self
+
+    @property
+    def is_sole(self) -> bool:
+        return self._descriptor is not None and not self.has_superseded
 
     def renew(self) -> None:
         """Takes the lock again if its file was deleted.
@@ -139,9 +145,10 @@ class FileLock:
             return False
 
     def _unprotected(self, reason: str) -> None:
-        self.warnings = [
-            f"{self._what} cannot be locked ({reason}); make sure that only one run writes to it"
-        ]
+        _log.warning(
+            "%s cannot be locked (%s); make sure that only one run writes to it",
+            *(self._what, reason),
+        )
 
 
 _HELD: dict[Path, FileLock] = {}

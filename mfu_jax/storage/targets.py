@@ -39,7 +39,6 @@ class OutputTarget:
         path: where to write.
         place: what was requested: `path`, or an address.
         lock: held until `close`.
-        warnings: what a human should know about how it was opened.
 
     Raises:
         UserError: it cannot be written, or another process writes to it.
@@ -49,7 +48,6 @@ class OutputTarget:
         self.path = path
         self.place: Path | Address = path
         self.lock = None if lock is None else FileLock(lock, f"{what} {os.fspath(path)!r}")
-        self.warnings: Sequence[str] = () if self.lock is None else self.lock.warnings
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
@@ -205,10 +203,7 @@ class SpooledTarget(OutputTarget):
             ending = f"/{name.rpartition('/')[2]}" if is_folder else ""
             self._files.mv(name, f"{base}previous{number}{ending}")
         kept = f"{self._address.rstrip('/')}{'/' if is_folder else '.'}previous{number}"
-        self.warnings = [
-            *self.warnings,
-            f"{self._address} held an earlier run, which is now {kept}",
-        ]
+        _log.warning("%s held an earlier run, which is now %s", self._address, kept)
 
 
 def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> OutputTarget:
@@ -228,7 +223,7 @@ def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Outpu
     local = local_path(found, what)
     real = Path(os.path.realpath(local))  # the lock is beside the target of a symbolic link
     target = OutputTarget(local, what, lock=real.with_name(f"{real.name}.lock"))
-    if not target.warnings:
+    if target.lock is not None and target.lock.is_sole:
         remove_stale(local)
     return target
 

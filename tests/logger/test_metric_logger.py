@@ -592,6 +592,6 @@ def test_an_object_that_only_looks_like_a_sink_is_refused_before_the_first_step(
         def write(self, record: Any) -> None:
             print(record)
 
-    with pytest.raises(UserError, match=r"the sink Printer lacks .*warnings.*flush") as e:
+    with pytest.raises(UserError, match=r"the sink Printer lacks .*missing.*flush") as e:
         MetricLogger(sinks=[ConsoleSink(), Printer()])
     assert "expected a class derived from mfu_jax.sinks.Sink" in str(e.value)

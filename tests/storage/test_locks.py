@@ -70,16 +70,18 @@ def test_a_killed_holder_frees_it(tmp_path: Path, how: str) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(HANG_SECONDS)
         lock = FileLock(path, "x")
-        assert lock.warnings == ()
+        assert lock.is_sole
         lock.release()
     assert not path.exists()
 
 
-def test_the_same_process_takes_over_and_is_told(tmp_path: Path) -> None:
+def test_the_same_process_takes_over_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "lock"
     first = FileLock(path, "metrics_file 'm'")
     second = FileLock(path, "metrics_file 'm'")
-    (warning,) = second.warnings
+    (warning,) = caplog.messages
     assert "metrics_file 'm' is still open in this process" in warning
     assert (first.is_superseded, second.is_superseded) == (True, False)
     first.release()
@@ -103,7 +105,10 @@ def test_a_deleted_lock_is_taken_again_unless_another_process_has_it(tmp_path: P
 
 @pytest.mark.parametrize("error", [OSError(37, "No locks available"), None])
 def test_where_there_are_no_locks_it_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: OSError | None,
 ) -> None:
     class Without:
         LOCK_EX = LOCK_NB = 0
@@ -115,7 +120,8 @@ def test_where_there_are_no_locks_it_warns(
 
     monkeypatch.setattr(locks, "fcntl", error and Without)
     with FileLock(tmp_path / "lock", "metrics_file 'm'") as lock:
-        (warning,) = lock.warnings
+        assert not lock.is_sole
+    (warning,) = caplog.messages
     reason = "No locks available" if error else "this system has no file locks"
     assert re.search(rf"metrics_file 'm' cannot be locked \({reason}\)", warning)
 
@@ -125,4 +131,4 @@ def test_a_descriptor_that_somebody_closed_stops_no_release(tmp_path: Path) -> N
     os.close(lock._descriptor)  # type: ignore[arg-type]
     lock.release()
     with FileLock(tmp_path / "lock", "the file") as again:
-        assert not again.warnings
+        assert again.is_sole

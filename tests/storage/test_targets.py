@@ -132,7 +132,9 @@ def test_what_could_not_be_uploaded_in_the_end_is_kept(address: Address, spools:
     assert (spool / "metrics.jsonl").read_bytes() == b"one\n"
 
 
-def test_an_earlier_file_is_continued_or_set_aside(address: Address) -> None:
+def test_an_earlier_file_is_continued_or_set_aside(
+    address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
     store = fsspec.filesystem("memory")
     store.pipe_file(address, b"old\n")
     target = file_target(address, "metrics_file", keep=True)
@@ -141,9 +143,9 @@ def test_an_earlier_file_is_continued_or_set_aside(address: Address) -> None:
     for number in (1, 2):
         target = file_target(address, "metrics_file", keep=False)
         assert not target.path.exists()
-        assert target.warnings == [
-            f"{address} held an earlier run, which is now {address}.previous{number}"
-        ]
+        (warning,) = caplog.messages
+        assert warning == f"{address} held an earlier run, which is now {address}.previous{number}"
+        caplog.clear()
         target.path.write_bytes(b"new\n")
         target.close()
     assert stored(address) == {
@@ -172,7 +174,7 @@ def test_opening_that_fails_frees_the_lock(
 ) -> None:
     def open_it() -> None:
         target = folder_target(tmp_path, "tensorboard_dir", keep=True, ending="", lock="lock")
-        assert target.warnings == ()
+        assert not caplog.messages
         with target.opening():
             raise UserError("another problem")
 

@@ -247,9 +247,6 @@ class Recorder:
             log.follow(sink, start_step=config.start_step)
             for sink in sorted(sinks, key=log.is_file, reverse=True)  # the others may read it back
         ]
-        for sink in sinks:
-            for warning in sink.warnings:
-                _log.warning("%s", warning)
         self._losses = LossWatch(
             abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
@@ -268,8 +265,7 @@ class Recorder:
             }
         )
         for follower in self._followers:
-            for reason, count in follower.lost.items():
-                lost[f"{follower.name}: {reason}"] += count
+            lost.update({f"{follower.name}: {why}": count for why, count in follower.lost.items()})
         return {name: count for name, count in lost.items() if count}
 
     def tell(self, kind: str, **values: Any) -> None:
@@ -285,7 +281,7 @@ class Recorder:
         last: TimedStep | None,
         spans: Mapping[str, float],
         summarize: Callable[[], Summary],
-    ) -> Summary:
+    ) -> None:
         """Writes the last step and the summary, closes the sinks and ends the threads.
 
         Takes at most `DRAIN_SECONDS`.
@@ -303,11 +299,12 @@ class Recorder:
         try:
             self._settle(end - CLOSE_SECONDS, is_last=True)
         except BaseException:  # an impatient user's Ctrl-C
-            self._end(min(end, time.monotonic() + CLOSE_SECONDS), summarize)
+            end = min(end, time.monotonic() + CLOSE_SECONDS)
             raise
-        return self._end(end, summarize)
+        finally:
+            self._end(end, summarize)
 
-    def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
+    def _end(self, end: float, summarize: Callable[[], Summary]) -> None:
         """Ends the threads; what a sink lacks is said."""
         self._thread.close(HUNG_DRAIN_SECONDS)
         for follower in self._followers:  # a failure in one does not affect the others
@@ -324,7 +321,6 @@ class Recorder:
         for monitor in self._monitors:
             with failsafe("monitoring may not stop", self._boundary):
                 monitor.close()
-        return summarize()
 
     def _settle(self, deadline: float, *, is_last: bool = False) -> None:
         """Waits until everything is recorded and written; `deadline` is on `time.monotonic`."""

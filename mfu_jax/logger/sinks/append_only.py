@@ -37,7 +37,6 @@ class AppendOnlySink(Sink):
     """
 
     setting = ""
-    warnings: list[str]
 
     def __init__(
         self,
@@ -50,7 +49,6 @@ class AppendOnlySink(Sink):
         self._target = self._target_of(path, keep=resume_from_step > 0)
         self.path, self.place = self._target.path, self._target.place
         self.lock = self._target.lock
-        self.warnings = [*self._target.warnings]
         with self._target.opening():
             try:
                 self._prepare(resume_from_step)
@@ -77,7 +75,7 @@ class AppendOnlySink(Sink):
             if resume_from_step:
                 self._resume(resume_from_step)
             else:
-                self.warnings.append(set_aside(self.path))
+                set_aside(self.path)
 
     def _resume(self, step: int) -> None:
         """Makes the file end just before `step`."""

@@ -42,7 +42,6 @@ class Sink:
 
     Attributes:
         keeps_every_step: it also receives the steps between log periods.
-        warnings: what a human should know about how it was opened; logged once.
         missing: steps before this run that the output lacks; reported unless its log has them.
         write_many: a method that writes several records, or raises having written none; None: the
             logger calls `write` for each.
@@ -51,7 +50,6 @@ class Sink:
     """
 
     keeps_every_step = False
-    warnings: Sequence[str] = ()
     missing: range = range(0)
     write_many: Callable[[Sequence[StepRecord]], None] | None = None
     place: os.PathLike[str] | str | None = None

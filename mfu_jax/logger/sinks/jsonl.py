@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from mfu_jax.logger.sinks.append_only import BROKEN, AppendOnlySink, cut_back
 from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import replace_file
 
+_log = logging.getLogger("mfu_jax")
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one per line
 _PLAIN_NUMBERS = frozenset((int, float))  # their `repr` is JSON, if they are finite
 
@@ -63,7 +65,7 @@ class JsonlSink(AppendOnlySink):
     def _resume(self, step: int) -> None:
         self.missing, broken = cut_back(self.path, _step_of, step)
         if broken > 1:
-            self.warnings.append(f"metrics_file {self.path}: {broken} broken lines were dropped")
+            _log.warning("metrics_file %s: %d broken lines were dropped", self.path, broken)
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         self._append(b"".join(map(self._line, records)))

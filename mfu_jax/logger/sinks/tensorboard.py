@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ from mfu_jax.storage.targets import OutputTarget, folder_target
 from mfu_jax.util.formatting import encodable
 from mfu_jax.util.optional_deps import require
 
+_log = logging.getLogger("mfu_jax")
 # Marks our files in a folder; other writers' files are left alone.
 _ENDING = ".mfu_jax"
 _VERSION = "brain.Event:2"
@@ -84,7 +86,7 @@ class TensorBoardSink(AppendOnlySink):
 
     def _prepare(self, resume_from_step: int) -> None:
         if not resume_from_step:
-            self.warnings += _set_aside(self._target.path)
+            _set_aside(self._target.path)
         self.path = _new_path(self._target.path)
 
     def _open(self, header: bytes = b"") -> AppendOnlyFile:
@@ -227,20 +229,15 @@ def _new_path(folder: Path) -> Path:
     return folder / f"events.out.tfevents.{seconds}.{unique}{_ENDING}"
 
 
-def _set_aside(folder: Path) -> list[str]:
-    """Moves our files of an earlier run to a free ``previousN`` within the folder.
+def _set_aside(folder: Path) -> None:
+    """Moves our files of an earlier run to a free ``previousN`` within the folder, and says so.
 
     TensorBoard shows it as a run of its own.
-
-    Returns:
-        A note about the move, if there are such files.
     """
-    files = _ours(folder)
-    if not files:
-        return []
-    number = next(n for n in range(1, 10**9) if not (folder / f"previous{n}").exists())
-    kept = folder / f"previous{number}"
-    kept.mkdir()
-    for file in files:
-        os.replace(file, kept / file.name)
-    return [f"{folder} held an earlier run, which is now {kept}"]
+    if files := _ours(folder):
+        number = next(n for n in range(1, 10**9) if not (folder / f"previous{n}").exists())
+        kept = folder / f"previous{number}"
+        kept.mkdir()
+        for file in files:
+            os.replace(file, kept / file.name)
+        _log.warning("%s held an earlier run, which is now %s", folder, kept)

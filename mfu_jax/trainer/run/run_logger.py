@@ -86,10 +86,7 @@ def lock_run(config: Config) -> contextlib.AbstractContextManager[object]:
     writes = config.enable_checkpointing or "auto" in (config.metrics_file, config.tensorboard_dir)
     if jax.process_index() != 0 or not writes or isinstance(folder, Address):
         return contextlib.nullcontext()
-    lock = FileLock(local_path(folder / "run.lock", "run folder"), f"run folder {str(folder)!r}")
-    for warning in lock.warnings:
-        _log.warning("%s", warning)
-    return lock
+    return FileLock(local_path(folder / "run.lock", "run folder"), f"run folder {str(folder)!r}")
 
 
 @contextlib.contextmanager

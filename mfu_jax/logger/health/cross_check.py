@@ -86,7 +86,7 @@ class CountCheck:
         self._has_tiles = not is_tpu
         self._cost: object = None
         self._tiles: float | None = None  # of the last cost
-        self._intervals: deque[TensorActivity] = deque()
+        self._intervals: deque[TensorActivity] = deque(maxlen=_MOST_STEPS)
         self._spans: deque[_StepSpan] = deque(maxlen=_MOST_STEPS)
         # Of all comparisons: their number, and sums of counter, count, and squared difference.
         self._compared = 0
@@ -94,7 +94,7 @@ class CountCheck:
         self._is_told = self._at_power_limit = False
 
     def add_interval(self, interval: TensorActivity) -> None:
-        """Adds a reading, which is compared once all of its steps are known."""
+        """Adds a reading, which is compared once all of its steps are known; on any thread."""
         self._intervals.append(interval)
 
     def on_step(self, step: TimedStep, record: StepRecord) -> tuple[dict[str, float], list[str]]:

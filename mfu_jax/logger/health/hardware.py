@@ -50,7 +50,6 @@ class HardwareWatch(Monitor):
         self._boundary = boundary
         self._peak_clock_mhz: float | None = None
         self._readings: deque[_Reading] = deque(maxlen=100)
-        self._activities: deque[TensorActivity] = deque(maxlen=100)
         self._check: CountCheck | None = None
         self._closing = threading.Event()
         missing = "power, clocks and counters are not known"
@@ -78,8 +77,6 @@ class HardwareWatch(Monitor):
             notes = notes[: max(0, _MAX_REPORTS - self._reported)]
             self._reported += len(notes)
         if self._check is not None:
-            while self._activities:
-                self._check.add_interval(self._activities.popleft())
             compared, warning = self._check.on_step(step, record)
             scalars, notes = {**scalars, **compared}, notes + warning
         return annotated(record, scalars, notes) if scalars or notes else record
@@ -112,11 +109,10 @@ class HardwareWatch(Monitor):
             now, clock = time.time(), self._clock(readings)
             self._readings.append(_Reading(now, readings, numbers))
             active = numbers.get(names.TENSOR_ACTIVE)
-            if active is not None and before is not None and before[1] and clock:
+            if self._check and active is not None and before is not None and before[1] and clock:
                 limited = any("power" in reading.throttles for reading in readings)
-                self._activities.append(
-                    TensorActivity(before[0], now, active, (before[1] + clock) / 2, limited)
-                )
+                mean = (before[1] + clock) / 2
+                self._check.add_interval(TensorActivity(before[0], now, active, mean, limited))
             before = now, clock
             if self._closing.wait(self._period_seconds):
                 break

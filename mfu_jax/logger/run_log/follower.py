@@ -118,7 +118,7 @@ class Follower:
 
     def put(self, items: Sequence[Any]) -> None:
         """Takes what the log has got; returns at once. The log holds its lock."""
-        self._queue.extend(items)
+        self._queue.extend(filter(self._wants, items))
         while len(self._queue) > MOST_ITEMS:
             item = self._queue.popleft()
             if isinstance(item, Event):
@@ -126,8 +126,8 @@ class Follower:
             elif self._log.is_on_disk(self):
                 self._misses = True
             else:
-                self.lost["too far behind"] += self._wants(item)
-        if items and self._is_asleep:
+                self.lost["too far behind"] += 1
+        if self._queue and self._is_asleep:
             self._wake.set()
 
     def settle(self, *, is_last: bool = False) -> threading.Event:
@@ -168,10 +168,11 @@ class Follower:
         rest, reader = self._batch, self._reader
         if reader is None and self._misses:
             rest, reader = [], self._log.reader(self.last)
-        rest = [*rest, *(copy.copy(reader).read(sys.maxsize) if reader else ())]
+        found = copy.copy(reader).read(sys.maxsize) if reader else ()
+        rest = [*rest, *filter(self._wants, found)]
         if reader is None or not is_on_disk:
             rest += self._queue
-        lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest)
+        lacks = sum(not isinstance(item, Event) for item in rest)
         if lacks and is_on_disk:
             self._fall_behind()
             _log.warning(
@@ -261,8 +262,9 @@ class Follower:
         """Takes the next items: what it lacks of the log's file, then what waits in memory."""
         while not self._batch:
             if self._reader is not None:
-                self._batch = self._reader.read(BATCH_ITEMS)
-                if not self._batch:
+                found = self._reader.read(BATCH_ITEMS)
+                self._batch = [*filter(self._wants, found)]
+                if not found:
                     self._drop_passed()
                     self._reader = None
                     self._catch_up()
@@ -305,24 +307,25 @@ class Follower:
                 _log.warning("%s.%s failed: %s", self.name, method, _text(error))
 
     def _wants(self, item: Any) -> bool:
+        if isinstance(item, Event):
+            return item.kind in TEXTS
         return bool(self.sink.keeps_every_step or item.is_logged)
 
     def _write(self, items: Sequence[Any]) -> None:
         """Writes records until the sink fails."""
-        wanted = [item for item in items if self._wants(item)]
         many = getattr(self.sink, "write_many", None)
         # If that fails, none is written; one by one shows which is at fault.
-        if many is not None and len(wanted) > 1 and self._attempt(many, wanted) is None:
+        if many is not None and len(items) > 1 and self._attempt(many, items) is None:
             self._works()
             self._advance(len(items), items[-1])
             return
         while items and not self._is_abandoned:
-            passed = self._write_one(items[:2]) if self._wants(items[0]) else 1
-            if not passed:
+            finished = self._write_one(items[:2])
+            if not finished:
                 return
             # At once: if the next one hangs, this one is written.
-            self._advance(passed, items[passed - 1])
-            items = items[passed:]
+            self._advance(finished, items[finished - 1])
+            items = items[finished:]
 
     def _write_one(self, items: Sequence[Any]) -> int:
         """Writes the first of two; returns how many are finished, 0 if the sink has failed."""

@@ -1,8 +1,8 @@
 """`RunLog`: what one process writes down, in order. The log is the truth; all else follows it.
 
-Each follower gets every item, and keeps those that its sink does not have yet. With a metrics file,
-one writes the events beside it (`mfu_jax.logger.run_log.writer`), and the one that writes its
-records is where the others find what was too much for their memory.
+Each follower gets every item, and keeps those that its sink wants and does not have yet. With a
+metrics file, one writes the events beside it (`mfu_jax.logger.run_log.writer`), and the records of
+that file are where the others find what was too much for their memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event, Moment
-from mfu_jax.logger.run_log.follower import TEXTS, Follower
+from mfu_jax.logger.run_log.follower import Follower
 from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
@@ -61,6 +61,7 @@ class RunLog:
         log_period: see `LoggerConfig`.
         has_steps: a completed step is known.
         lock: held while items are appended.
+        own_followers: the one that writes the events beside the metrics file; none in memory only.
         idle_seconds: a function: for how long the device has been idle while the loop waits for
             data; 0 if it does not.
     """
@@ -93,7 +94,7 @@ class RunLog:
         self._wait: Event | None = None  # a long one for data
         now = self.now()
         self._steps: StepEvents | None = None
-        self._writer: LogWriter | None = None
+        self.own_followers: tuple[LogWriter, ...] = ()
         self._records: Follower | None = None  # writes the metrics file
         self._behind: dict[str, int] = {}
         if self.metrics_file is None:
@@ -103,7 +104,7 @@ class RunLog:
 
         self._behind = steps_behind(self.metrics_file, index)
         self._steps = StepEvents(now[1])
-        self._writer = LogWriter(self, EventsFile(self.metrics_file, index, clock))
+        self.own_followers = (LogWriter(self, EventsFile(self.metrics_file, index, clock)),)
         job = {"version": events.VERSION, "process": index, "processes": processes}
         self.event(events.START, now, **job, **start_values(now[1], is_real=self._is_real))
         atexit.register(self._end)
@@ -120,11 +121,8 @@ class RunLog:
                 for number, item in enumerate(items, self._length)
             ]
             self._length += len(items)
-            told = [i for i in numbered if not isinstance(i, Event) or i.kind in TEXTS]
-            for follower in self._followers:
-                follower.put(told)
-            if self._writer is not None:
-                self._writer.put([item for item in numbered if isinstance(item, Event)])
+            for follower in (*self._followers, *self.own_followers):
+                follower.put(numbered)
 
     def event(self, kind: str, at: Moment | None = None, /, **values: Any) -> None:
         """Appends an event, by default of now."""
@@ -224,9 +222,10 @@ class RunLog:
         lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
         last: int | None = lacks.start - 1 if lacks else self._behind.get(follower.name)
         reader = None
-        if self._writer is not None and self._records is None and self.is_file(sink):
+        if self._records is None and self.is_file(sink):
             self._records = follower
-            self._writer.sink.fsync_seconds = getattr(sink, "fsync_seconds", -1.0)
+            for writer in self.own_followers:
+                writer.sink.fsync_seconds = getattr(sink, "fsync_seconds", -1.0)
         elif start_step > 0 and last is not None:
             reader = self.reader(last)
         if reader is not None:
@@ -270,11 +269,6 @@ class RunLog:
         self._followers = [f for f in self._followers if f not in followers]
         self._records = None if self._records in followers else self._records
 
-    @property
-    def own_followers(self) -> list[Follower]:
-        """What writes the events beside the metrics file; none if the log is in memory only."""
-        return [] if self._writer is None else [self._writer]
-
     def flush(self) -> None:
         """Waits at most two seconds until all events so far are on disk."""
         for writer in self.own_followers:
@@ -306,11 +300,12 @@ class RunLog:
         return _since_boot() - time.monotonic() if self._is_real else 0.0
 
     def _end(self) -> None:
-        if self._writer is not None and os.getpid() == self._process_id and not self._is_over:
+        if self.own_followers and os.getpid() == self._process_id and not self._is_over:
             self.stop(_uncaught() or "clean")
             atexit.unregister(self._end)
             self._is_over = True
-            self._writer.close(_CLOSE_SECONDS)
+            for writer in self.own_followers:
+                writer.close(_CLOSE_SECONDS)
 
 
 def _uncaught() -> str:

@@ -46,6 +46,9 @@ class LogWriter(Follower):
         self._look_seconds = 0.0
         self.start()
 
+    def _wants(self, item: Any) -> bool:
+        return isinstance(item, Event)
+
     _tell = Follower._write  # what the disk does not take is tried again
 
     def close(self, timeout: float) -> None:

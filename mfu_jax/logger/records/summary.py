@@ -10,7 +10,6 @@ import operator
 import statistics
 import sys
 import textwrap
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -288,16 +287,18 @@ def perf_means(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(each, seconds.get(name)) for name, each in values.items()}
 
 
+_State = tuple[Mapping[str, tuple[float, float]], int, StepRates | None]
+
+
 class StepStatistics:
     """Accumulates measured steps at eight bytes each, so a long run has exact percentiles."""
 
     def __init__(self) -> None:
         self._seconds = array.array("d")
-        # Amounts or optimal seconds, each with the measured seconds of the steps that have it.
-        self._sums = {name: [0.0, 0.0] for name in _MEANS.values()}
-        self._rates: StepRates | None = None  # of the steps not yet in the sums
-        self._settled = 0  # number of steps before those
-        self._lock = threading.Lock()  # of the sums: another thread may ask for a summary
+        # Amounts or optimal seconds, each with the measured seconds of the steps that have it; the
+        # number of steps in these sums; and the rates of those after. Replaced at once, as another
+        # thread may ask for a summary.
+        self._state: _State = dict.fromkeys(_MEANS.values(), (0.0, 0.0)), 0, None
 
     def __len__(self) -> int:
         return len(self._seconds)
@@ -309,45 +310,42 @@ class StepStatistics:
 
     def add(self, seconds: float, rates: StepRates) -> None:
         """Adds one step, usually with the same rates as the one before."""
-        if rates is not self._rates:
-            self._settle()
-            self._rates = rates
+        if rates is not self._state[2]:
+            self._state = self._sums(), len(self._seconds), rates
         self._seconds.append(seconds)
 
-    def _settle(self) -> None:
-        """Adds the steps with the last rates to the sums."""
-        with self._lock:
-            times, rates = self._seconds[self._settled :], self._rates
-            self._settled += len(times)
-            if rates is None or not times:
-                return
-            spent = sum(times)
-            for name, amount in (*rates.amounts.items(), *rates.optimal.items()):
-                self._sums[name][0] += len(times) * amount
-                self._sums[name][1] += spent
+    def _sums(self) -> Mapping[str, tuple[float, float]]:
+        """The sums over all steps."""
+        sums, settled, rates = self._state
+        times = self._seconds[settled:]
+        if rates is None or not times:
+            return sums
+        count, spent, known = len(times), sum(times), {**rates.amounts, **rates.optimal}
+        return {
+            name: (pair[0] + count * known[name], pair[1] + spent) if name in known else pair
+            for name, pair in sums.items()
+        }
 
     def add_many(self, columns: Mapping[str, Sequence[float]]) -> None:
         """Adds steps with the same ``perf/`` scalars, as metric name → its value in each step.
 
         An amount of 0 is not known.
         """
-        self._settle()
-        seconds = columns["perf/step_time_seconds"]
-        self._seconds.extend(seconds)
-        self._settled = len(self._seconds)
-        for name in self._sums.keys() & columns:
-            sums, values, known = self._sums[name], iter(columns[name]), seconds
+        sums, seconds = dict(self._sums()), columns["perf/step_time_seconds"]
+        for name in sums.keys() & columns:
+            (total, spent), values, known = sums[name], iter(columns[name]), seconds
             if "_device_" in name:
                 known = [*itertools.compress(seconds, columns[name])]
             else:
                 values = map(operator.mul, values, seconds)
-            sums[0], sums[1] = sum(values, sums[0]), sum(known, sums[1])
+            sums[name] = sum(values, total), sum(known, spent)
+        self._seconds.extend(seconds)
+        self._state = sums, len(self._seconds), None
 
     def fields(self) -> dict[str, Any]:
         """The fields of `Summary` that derive from the measured steps."""
         if not self._seconds:
             return {"steps": 0}
-        self._settle()
         ordered = sorted(self._seconds)
         total = math.fsum(ordered)
         return {
@@ -358,7 +356,7 @@ class StepStatistics:
             "mean_seconds": total / len(ordered),
             **{
                 field: total / spent
-                for field, (total, spent) in zip(_MEANS, self._sums.values(), strict=True)
+                for field, (total, spent) in zip(_MEANS, self._sums().values(), strict=True)
                 if spent
             },
         }

@@ -115,12 +115,19 @@ class MeasuredRun:
         estimate = typed(
             "use_max_logit_estimate", self.keys.get("use_max_logit_estimate", "-1"), float
         )
-        return RunsKernel(estimate > 0, True, self.keys.get("dq_reduction_steps") == "3")
+        splits = self.keys.get("sa_bwd_dkv_megacore") == "true"
+        return RunsKernel(estimate > 0, True, self._has_three_sums and not splits, splits)
+
+    @property
+    def _has_three_sums(self) -> bool:
+        """Whether its backward kernel adds queries' gradients to three arrays."""
+        is_tokamaxs = self.keys.get("use_tokamax_splash") == "true"
+        return is_tokamaxs and self.keys.get("dq_reduction_steps") == "3"
 
     @property
     def partial_gradient_bytes(self) -> float:
         """Bytes of queries' gradients that JAX's kernel holds beyond the run's, on one device."""
-        if not self.attention.skips_backward:
+        if not self._has_three_sums:
             return 0.0
         config = as_model_config(self.model)
         length = config.step.max_target_length

@@ -412,4 +412,10 @@ def test_tokamaxs_kernel_may_subtract_a_constant(splash, is_constant):
     ],
 )
 def test_tokamaxs_kernels_have_no_steps_for_masked_blocks(splash, skips):
-    assert read_run({**RUN, "splash": splash}).attention[1:] == skips
+    assert read_run({**RUN, "splash": splash}).attention[1:3] == skips
+
+
+def test_a_backward_kernel_that_splits_heads_over_cores_has_steps_for_all_blocks():
+    run = {**LONG, "splash": {**LONG["splash"], "sa_bwd_dkv_megacore": True}}
+    assert read_run(run).attention == (False, True, False, True)
+    assert read_run(run).partial_gradient_bytes == read_run(LONG).partial_gradient_bytes

@@ -8,6 +8,12 @@ blocks of 512 to 2048: each within 6% (attention_kernels.json in scripts/results
 twelve published times backward on a TPU7x, to which they were not fitted. Neither is fitted to a
 step.
 
+A device of a v4 or v5p has two TensorCores. Splash kernels split their heads over them forward.
+Backward, where they sum over heads, JAX's and tokamax's declare no dimension of their own as
+parallel: `vmap` over sequences adds one, and a single sequence is left to one core. MaxText
+measured it on v5p (its #4755): with `sa_bwd_dkv_megacore`, which splits heads, steps over 256K and
+1M tokens take 26 to 32% less with one sequence on a device, and as much with four.
+
 If a sequence is split over devices, each device skips different blocks, from a table indexed by
 its id. A plan assumes half of all query-key pairs: what causal masks keep on average.
 """
@@ -69,11 +75,13 @@ class RunsKernel(NamedTuple):
         constant_maximum: it subtracts a constant instead of each row's maximum.
         skips_forward: its forward kernel has no steps for masked blocks.
         skips_backward: the same of its backward kernel.
+        splits_backward: its backward kernel splits heads over a device's TensorCores.
     """
 
     constant_maximum: bool = False
     skips_forward: bool = False
     skips_backward: bool = False
+    splits_backward: bool = False
 
 
 AS_COMPILED = RunsKernel()
@@ -122,16 +130,28 @@ def time_on_tpu(
     if runs.constant_maximum and is_forward:
         pairs *= _CONSTANT_MAXIMUM
     cycles = pairs / _PAIRS_PER_CYCLE + steps * len(products) * _CYCLES_PER_MATMUL
-    return KernelTime(sum(widths) / filled, cycles / cycles_per_sec)
+    is_split = is_forward or runs.splits_backward or "splash" not in _name(record)
+    busy = 1.0 if is_split else _busy_cores(math.prod(queries.dims[:-3]), _cores(chip))
+    return KernelTime(busy * sum(widths) / filled, cycles / cycles_per_sec / busy)
+
+
+def _busy_cores(sequences: int, cores: int) -> float:
+    """The share of a device's cores that work where each takes whole sequences."""
+    return sequences / (cores * math.ceil(sequences / cores))
 
 
 def core_cycles_per_sec(chip: Chip) -> float:
     """Cycles per second of all TensorCores of a TPU; 0 if its clock or its units are not known."""
+    return (chip.clock_ghz or 0.0) * 1e9 * _cores(chip)
+
+
+def _cores(chip: Chip) -> int:
+    """TensorCores of one device; 0 if its clock or its units are not known."""
     unit, clock = chip.matrix_unit, (chip.clock_ghz or 0.0) * 1e9
     if not (unit and clock):
-        return 0.0
+        return 0
     peak = chip.peak_flops_per_sec("bf16")
-    return clock * (round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1)
+    return round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1
 
 
 def _grid_steps(record: InstructionRecord, heads: int) -> int:
@@ -139,7 +159,7 @@ def _grid_steps(record: InstructionRecord, heads: int) -> int:
 
     If its body was not walked: its first operands are tables [heads, blocks, blocks] of them.
     """
-    if record.grid_steps and "splash" in kernel_name(record.op_name, record.name):
+    if record.grid_steps and "splash" in _name(record):
         return record.grid_steps
     tables = itertools.takewhile(
         lambda array: array.dtype.startswith(("s", "u")), record.shape.operand_arrays
@@ -149,7 +169,11 @@ def _grid_steps(record: InstructionRecord, heads: int) -> int:
 
 
 def _rows(record: InstructionRecord) -> tuple[AttentionKernel, ...]:
-    return kernels_named(kernel_name(record.op_name, record.name))
+    return kernels_named(_name(record))
+
+
+def _name(record: InstructionRecord) -> str:
+    return kernel_name(record.op_name, record.name)
 
 
 def _queries_keys_values(record: InstructionRecord) -> tuple[ArrayShape, ...]:

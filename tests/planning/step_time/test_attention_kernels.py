@@ -182,6 +182,39 @@ def test_tokamaxs_kernel_has_steps_for_the_blocks_that_a_mask_keeps(
     assert as_before == before
 
 
+@pytest.mark.parametrize(
+    ("chips", "sequences", "cores"),
+    [
+        ("v5p-8", (), 1),
+        ("v5p-8", (1,), 1),
+        ("v5p-8", (2,), 2),
+        ("v5p-8", (3,), 3 / 2),  # two on one core, then one on the other
+        ("v4-8", (1,), 1),
+        ("v5e-4", (1,), 2),  # of one core, as before
+        ("tpu7x:2x2x1", (1,), 2),
+    ],
+)
+def test_a_backward_kernel_takes_a_core_for_each_sequence(
+    chips: str, sequences: tuple[int, ...], cores: float
+) -> None:
+    """None of its own dimensions is parallel, but those that `vmap` adds (MaxText's #4755)."""
+    times = Durations(target=parse_target(topology=chips), efficiencies=Efficiencies())
+    array = ArrayShape("bf16", (*sequences, 4, T, H))
+    flops = {"bf16": 10**12}
+
+    def seconds(name: str, runs: RunsKernel) -> float:
+        shape = InstructionShape(results=(array,) * 3, operand_arrays=(array,) * 3)
+        record = kernel(name, (), unaccounted=(), shape=shape, grid_steps=4)
+        record = dataclasses.replace(record, kernels=("splash",), flops_by_dtype=flops)
+        (duration,) = dataclasses.replace(times, attention=runs).of(record)
+        return duration.seconds
+
+    backward, split = "splash_mha_dkv_no_residuals", RunsKernel(splits_backward=True)
+    both = seconds(backward, split)
+    assert seconds(backward, RunsKernel()) == pytest.approx(both * 2 / cores, rel=1e-3)
+    assert seconds("splash_mha_fwd", split) == seconds("splash_mha_fwd", RunsKernel())
+
+
 def test_other_kernels_and_counted_ones_are_not_guessed() -> None:
     assert half_of_all_pairs(kernel("my_mlp", (Q,))) == {}
     assert half_of_all_pairs(kernel("splash_mha_fwd_residuals", (Q,), unaccounted=())) == {}

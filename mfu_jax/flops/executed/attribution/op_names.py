@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mfu_jax.flops.count import operation
 from mfu_jax.flops.executed.hlo.module import (
     HloComputation,
     HloInstruction,
     HloModule,
-    InstructionRef,
 )
+from mfu_jax.flops.executed.hlo.uses import Value, followed, made_of, sources
 from mfu_jax.flops.scopes import FlopPhase, read_scope
 
-_MAX_VISITS = 256
 _USER_ORDER: Sequence[FlopPhase] = ("forward", "rematerialized", "backward")
 _OPERAND_ORDER: Sequence[FlopPhase] = ("backward", "rematerialized", "forward")
 # Backward work whose result may be a weight's gradient, not a cotangent of an activation.
 _OF_WEIGHTS = ("/dot_general", "/conv_general_dilated", "/reduce_sum", "/scatter-add")
 
 _NAMES = re.compile(r'op_name="([^"]+)"')
-
-_Neighbours = Callable[[HloModule, HloComputation, HloInstruction], Iterator[InstructionRef]]
 
 
 def named_operations(text: str) -> dict[str, int]:
@@ -59,31 +56,26 @@ def inferred_op_name(
     operand is a cotangent and either the other is an activation or a program input, or the
     backward pass uses the result as well.
     """
-    users, operands = (list(of(module, computation, instruction)) for of in (_users, _operands))
-    by_phase = _by_phase(module, users, _users)
+    value = Value(computation, instruction)
+    by_phase = _by_phase(_users(module, value))
     name = _first(by_phase, _USER_ORDER)
     if name and not _is_differentiated(name):
-        makers = [next(_nearest_names(module, [ref], _operands), "") for ref in operands]
+        makers = _makers(module, value)
         cotangents = [maker for maker in makers if read_scope(maker).phase == "backward"]
         activations = [m for m in makers if m not in cotangents and _is_differentiated(m)]
         if cotangents and (activations or "backward" in by_phase):
             return cotangents[0]
         if len(cotangents) == 1 and "" in makers and not cotangents[0].endswith(_OF_WEIGHTS):
             return cotangents[0]
-    return name or _first(_by_phase(module, operands, _operands), _OPERAND_ORDER)
+    return name or _first(_by_phase(_operands(module, value)), _OPERAND_ORDER)
 
 
-def _by_phase(
-    module: HloModule, refs: list[InstructionRef], neighbours: _Neighbours
-) -> dict[FlopPhase, str]:
-    """The nearest op_name of each phase; users are searched up to a differentiated forward one."""
-    names: dict[FlopPhase, str] = {}
-    for name in _nearest_names(module, refs, neighbours):
-        phase = read_scope(name).phase
-        names.setdefault(phase, name)
-        if neighbours is _users and phase == "forward" and _is_differentiated(name):
-            break
-    return names
+def _by_phase(names: Iterable[str]) -> dict[FlopPhase, str]:
+    """The first op_name of each phase."""
+    found: dict[FlopPhase, str] = {}
+    for name in names:
+        found.setdefault(read_scope(name).phase, name)
+    return found
 
 
 def _first(by_phase: Mapping[FlopPhase, str], order: Sequence[FlopPhase]) -> str:
@@ -105,8 +97,7 @@ def unfolded_op_name(
     """
     if not op_name.endswith("/transpose") or read_scope(op_name).phase != "forward":
         return op_name
-    refs = _operands(module, computation, instruction)
-    makers = [next(_nearest_names(module, [ref], _operands), "") for ref in refs]
+    makers = _makers(module, Value(computation, instruction))
     cotangents = [name for name in makers if name and _is_cotangent(name)]
     return cotangents[0] if len(cotangents) == 1 else op_name
 
@@ -115,53 +106,35 @@ def _is_cotangent(op_name: str) -> bool:
     return read_scope(op_name).phase == "backward" and not op_name.endswith("/dot_general")
 
 
-def _nearest_names(
-    module: HloModule, refs: list[InstructionRef], neighbours: _Neighbours
-) -> Iterator[str]:
-    """The op_names of instructions, or of the nearest neighbours that have one."""
-    seen: set[int] = set()
-    queue = list(refs)
-    for ref in queue:  # grows while it is walked
-        if id(ref[1]) in seen or len(seen) > _MAX_VISITS:
-            continue
-        seen.add(id(ref[1]))
-        if "/" in (op_name := ref[1].op_name):
-            yield op_name
-        else:
-            queue += neighbours(module, *ref)
-
-
-def _users(
-    module: HloModule, computation: HloComputation, instruction: HloInstruction
-) -> Iterator[InstructionRef]:
-    """Users of a result: in its computation, inside fusions, and at its caller.
+def _users(module: HloModule, value: Value) -> Iterator[str]:
+    """The op_names of a value's nearest users that have one, up to a differentiated forward one.
 
     A fusion has the name of its result; what it does with an operand has its own name.
     """
-    for user in computation.users.get(instruction.name, []):
-        if user.opcode != "fusion":
-            yield computation, user
-        else:
-            for fused in map(module.__getitem__, user.callees):
-                for number, operand in enumerate(user.operands):
-                    if operand == instruction.name and number in fused.parameters:
-                        parameter = fused.parameters[number]
-                        yield from ((fused, inner) for inner in fused.users.get(parameter.name, []))
-    if instruction is computation.root:
-        caller = module.caller(computation.name)
-        if caller and caller[1].opcode in ("fusion", "call"):
-            yield caller
+    for use in followed(module, value, lambda use: not _is_named(use.user)):
+        if use.operand >= 0 and _is_named(use.user):
+            name = use.user.op_name
+            yield name
+            if _is_differentiated(name) and read_scope(name).phase == "forward":
+                return
 
 
-def _operands(
-    module: HloModule, computation: HloComputation, instruction: HloInstruction
-) -> Iterator[InstructionRef]:
-    """Makers of the operands: in its computation, and at its caller."""
-    for name in instruction.operands:
-        yield computation, computation[name]
-    if instruction.opcode == "parameter" and (caller := module.caller(computation.name)):
-        text = instruction.operand_text
-        if caller[1].opcode in ("fusion", "call") and text.isdecimal():
-            operands = caller[1].operands
-            if int(text) < len(operands):
-                yield caller[0], caller[0][operands[int(text)]]
+def _operands(module: HloModule, value: Value) -> Iterator[str]:
+    """The op_names of the nearest values that one is made of and that have one."""
+    for made in sources(module, value, lambda made: _is_named(made.instruction)):
+        if _is_named(made.instruction):
+            yield made.instruction.op_name
+
+
+def _makers(module: HloModule, value: Value) -> list[str]:
+    """The op_name of each operand, or the nearest one that it is made of; empty for none."""
+    return [
+        operand.instruction.op_name
+        if _is_named(operand.instruction)
+        else next(_operands(module, operand), "")
+        for operand in made_of(module, value)
+    ]
+
+
+def _is_named(instruction: HloInstruction) -> bool:
+    return "/" in instruction.op_name

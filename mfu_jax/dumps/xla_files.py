@@ -9,6 +9,7 @@ from pathlib import Path
 from mfu_jax.dumps.files import MOST_BYTES
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.util.protobuf import part
 from mfu_jax.util.user_files import read_bytes, read_text, unreadable
 
 _EXPECTED = (
@@ -17,7 +18,6 @@ _EXPECTED = (
 )
 _OPTIMIZED = re.compile(r"(.*)after_optimizations(\.hlo\.pb|\.txt)")
 _MOST_LISTED = 5
-_LARGEST_FIELD_BYTES = 2**31
 
 
 def read_xla(path: Path, module: str = "") -> ProgramDump:
@@ -55,7 +55,7 @@ def text_of_proto(content: bytes, path: Path) -> str:
             f"{str(path)!r} is an HLO proto, which jaxlib reads; expected jaxlib to be installed",
             hint="install jax, or pass the text that XLA writes without --xla_dump_hlo_as_proto",
         ) from None
-    module = _first_field(content)
+    module = part(content, 1)  # of an HloProto; else the name
     try:
         return hlo_text_of_proto(module if module[:1] == b"\n" else content)
     except Exception as error:  # from XLA's parser
@@ -84,15 +84,3 @@ def _chosen(folder: Path, module: str) -> Path:
 def _listed(files: Sequence[Path]) -> str:
     largest = sorted(files, key=lambda file: file.stat().st_size, reverse=True)[:_MOST_LISTED]
     return ", ".join(file.name for file in largest)
-
-
-def _first_field(content: bytes) -> bytes:
-    """Field 1 of a message: the module of an ``HloProto``, the name of an ``HloModuleProto``."""
-    length = shift = 0
-    for at, byte in enumerate(content[1:11], 1):
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            whole = content[:1] == b"\n" and length < _LARGEST_FIELD_BYTES
-            return content[at + 1 : at + 1 + length] if whole else b""
-    return b""

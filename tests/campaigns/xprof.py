@@ -32,10 +32,10 @@ from mfu_jax.profiling.join.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, Program
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, attribute_time
-from mfu_jax.profiling.trace.wire import fields
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import columns
+from mfu_jax.util.protobuf import fields
 from tests.support.xspace import Plane, chunk, space
 
 _WITHIN = 0.01

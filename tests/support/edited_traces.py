@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfu_jax.profiling.trace.wire import Field, fields
+from mfu_jax.util.protobuf import Field, fields
 from tests.support.xspace import chunk, number
 
 PS = 10**12

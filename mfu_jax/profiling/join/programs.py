@@ -23,10 +23,10 @@ from mfu_jax.profiling.join.ops import kernel_name
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, Program
 from mfu_jax.profiling.timeline.host import HostThreads
 from mfu_jax.profiling.timeline.platforms import read_devices
-from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files
 from mfu_jax.util.jax_internals import hlo_text_of_proto
+from mfu_jax.util.protobuf import fields, part
 
 OWN_CONVENTION = "the program's forward and backward matmuls"
 
@@ -228,7 +228,7 @@ def protos_of(trace: Trace) -> dict[Program, bytes]:
             if isinstance(content, bytes):
                 name = metadata.name.partition("(")[0]
                 program = Program(name, metadata.stats.get("program_id", number))
-                protos[program] = _part(content, _MODULE)
+                protos[program] = part(content, _MODULE)
     return protos
 
 
@@ -240,19 +240,8 @@ def text_of(module: bytes) -> str:
     """
     text = hlo_text_of_proto(module)
     header, newline, rest = text.partition("\n")
-    assigned = _part(module, _DEVICES)
-    for part in fields(assigned, 0, len(assigned)):
-        if part.number in _COUNTS and f"{_COUNTS[part.number]}=" not in header:
-            header += f", {_COUNTS[part.number]}={part.value}"
+    assigned = part(module, _DEVICES)
+    for count in fields(assigned, 0, len(assigned)):
+        if count.number in _COUNTS and f"{_COUNTS[count.number]}=" not in header:
+            header += f", {_COUNTS[count.number]}={count.value}"
     return header + newline + rest
-
-
-def _part(message: bytes, number: int) -> bytes:
-    """The bytes of a message's field; empty if it has none."""
-    try:
-        for part in fields(message, 0, len(message)):
-            if part.number == number:
-                return message[part.start : part.end]
-    except WireError:
-        pass
-    return b""

@@ -1,8 +1,4 @@
-"""Protobuf's wire format: single messages in Python, millions of small ones at once in NumPy.
-
-https://protobuf.dev/programming-guides/encoding. A message is a list of (tag, value); the tag is
-``number << 3 | kind``; kind 0 is a varint, 1 eight bytes, 2 a length and that many bytes, 5 four.
-"""
+"""Protobuf's wire format, as in `mfu_jax.util.protobuf`: millions of small messages in NumPy."""
 
 from __future__ import annotations
 
@@ -12,75 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mfu_jax.util.protobuf import EIGHT, FOUR, LENGTH, LONGEST_VARINT, VARINT, WireError, fields
+
 Bytes = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]
-
-_LONGEST_VARINT = 10
-_VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
-
-
-class WireError(ValueError):
-    """The bytes are not a protobuf message: truncated, or another format."""
-
-
-class Field(NamedTuple):
-    """One field of a message.
-
-    Attributes:
-        number: the field's number.
-        value: a varint's value; the raw bits of fixed kinds; the length otherwise.
-        start: where the bytes of its value begin.
-        end: where they end.
-    """
-
-    number: int
-    value: int
-    start: int
-    end: int
-
-
-def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A varint's value, and the index after it."""
-    value = shift = 0
-    for _ in range(_LONGEST_VARINT):
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise WireError("a number of more than ten bytes")
-
-
-def fields(data: bytes | memoryview, start: int, end: int) -> Iterator[Field]:
-    """The fields of the message at ``data[start:end]``.
-
-    Raises:
-        WireError: the bytes are not a message.
-    """
-    at = start
-    while at < end:
-        try:
-            tag, at = read_varint(data, at)
-            kind = tag & 7
-            if tag < 8:
-                raise WireError("a field of number 0")
-            begin, value = at, 0
-            if kind == _VARINT:
-                value, at = read_varint(data, at)
-            elif kind == _LENGTH:
-                value, begin = read_varint(data, at)
-                at = begin + value
-            elif kind in (_EIGHT, _FOUR):
-                at += 8 if kind == _EIGHT else 4
-                value = int.from_bytes(data[begin:at], "little")
-            else:
-                raise WireError(f"a field of kind {kind}")
-        except IndexError:
-            raise WireError("it ends within a field") from None
-        if at > end:
-            raise WireError("a field reaches beyond its message")
-        yield Field(tag >> 3, value, begin, at)
 
 
 class FieldsOfMany(NamedTuple):
@@ -124,10 +55,10 @@ def fields_of_many(data: Bytes, starts: IntArray, ends: IntArray) -> Iterator[Fi
         kinds = tags & 7
         begins = at.copy()
         values = np.zeros_like(at)
-        varying = np.flatnonzero((kinds == _VARINT) | (kinds == _LENGTH))
+        varying = np.flatnonzero((kinds == VARINT) | (kinds == LENGTH))
         values[varying], begins[varying] = _varints(data, at[varying])
         at = begins + _sizes(kinds, values)
-        begins = np.where(kinds == _VARINT, at, begins)
+        begins = np.where(kinds == VARINT, at, begins)
         if np.any(at > ends):
             raise WireError("a field reaches beyond its message")
         yield FieldsOfMany(rows, tags >> 3, values, begins, at)
@@ -137,10 +68,10 @@ def fields_of_many(data: Bytes, starts: IntArray, ends: IntArray) -> Iterator[Fi
 
 def _sizes(kinds: IntArray, lengths: IntArray) -> IntArray:
     """How many bytes follow the tag, or the varint."""
-    known = np.isin(kinds, (_VARINT, _EIGHT, _LENGTH, _FOUR))
-    if not known.all() or np.any(lengths[kinds == _LENGTH] < 0):
+    known = np.isin(kinds, (VARINT, EIGHT, LENGTH, FOUR))
+    if not known.all() or np.any(lengths[kinds == LENGTH] < 0):
         raise WireError("a field of an unknown kind")
-    return np.select([kinds == _LENGTH, kinds == _EIGHT, kinds == _FOUR], [lengths, 8, 4], 0)
+    return np.select([kinds == LENGTH, kinds == EIGHT, kinds == FOUR], [lengths, 8, 4], 0)
 
 
 def _varints(data: Bytes, at: IntArray) -> tuple[IntArray, IntArray]:
@@ -150,7 +81,7 @@ def _varints(data: Bytes, at: IntArray) -> tuple[IntArray, IntArray]:
         values = first.astype(np.int64) & 127
         after = at + 1
         long = np.flatnonzero(first >= 128)
-        for shift in range(7, 7 * _LONGEST_VARINT, 7):
+        for shift in range(7, 7 * LONGEST_VARINT, 7):
             if not long.size:
                 return values, after
             byte = data[after[long]]
@@ -171,7 +102,7 @@ def children(data: memoryview, start: int, end: int, number: int) -> tuple[IntAr
     """
     starts: list[int] = []
     ends: list[int] = []
-    tag = number << 3 | _LENGTH
+    tag = number << 3 | LENGTH
     at = start
     try:
         while at < end:

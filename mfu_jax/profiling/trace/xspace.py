@@ -15,15 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mfu_jax.profiling.trace.wire import (
-    Bytes,
-    Field,
-    IntArray,
-    WireError,
-    children,
-    fields,
-    fields_of_many,
-)
+from mfu_jax.profiling.trace.wire import Bytes, IntArray, children, fields_of_many
+from mfu_jax.util.protobuf import Field, WireError, fields
 from mfu_jax.util.user_files import opened, unreadable
 
 _EXPECTED = (

@@ -62,12 +62,8 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> GroupedBody:
     groups = math.prod(tables[0]) - 1
     tiles = math.prod(tables[1]) - groups + 1
     rows = call.operand(5).dims[0]
-    if len(sizes) != groups or sum(sizes) > rows or tiles < 1:
-        raise UnknownBodyError(
-            f"group_sizes= has {counted(len(sizes), 'size')} of {sum(sizes)} rows; the kernel "
-            f"has {groups} groups of {rows} rows at most"
-        )
-    tile = -(-rows // tiles)
+    check_sizes(sizes, groups, rows)
+    tile = -(-rows // max(1, tiles))
     visited = visits(sizes, tile)
     grid = tuple(len(visited) if axis in dynamic else n for axis, n in enumerate(body.grid))
     first_rows = (0, *itertools.accumulate(sizes))
@@ -86,6 +82,19 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> GroupedBody:
         needed_flops(call, groups, sum(sizes)),
         inside=needed_flops(call, groups, in_tiles),
     )
+
+
+def check_sizes(sizes: Sequence[int], groups: int, rows: int) -> None:
+    """Refuses sizes that the user gave for other groups than a kernel's.
+
+    Raises:
+        UnknownBodyError: there are more or fewer, or they have too many rows.
+    """
+    if len(sizes) != groups or sum(sizes) > rows:
+        raise UnknownBodyError(
+            f"group_sizes= has {counted(len(sizes), 'size')} of {sum(sizes)} rows; the kernel "
+            f"has {groups} groups of {rows} rows at most"
+        )
 
 
 def needed_flops(call: KernelCall, groups: int, rows: int) -> int | None:

@@ -11,10 +11,9 @@ import re
 from collections.abc import Sequence
 
 from mfu_jax.flops.executed.hlo.shapes import Shape
-from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
-from mfu_jax.flops.executed.kernels.ragged import GroupedBody, needed_flops, visits
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable
+from mfu_jax.flops.executed.kernels.ragged import GroupedBody, check_sizes, needed_flops, visits
 from mfu_jax.flops.executed.kernels.registry import KernelCall
-from mfu_jax.util.formatting import counted
 
 _BY_VISIT, _BY_GROUP = 7, 2  # number of tables
 _RAGGED = re.compile(r"ragged_?dot", re.IGNORECASE)
@@ -88,12 +87,8 @@ def _is_gradient(arrays: Sequence[Shape], result: tuple[int, ...]) -> bool:
 def _sizes(call: KernelCall, groups: int, rows: int) -> tuple[tuple[int, ...], str]:
     """The groups' sizes, and a note if they are a bound."""
     given = call.lengths.group_sizes
-    if given and (len(given) != groups or sum(given) > rows):
-        raise UnknownBodyError(
-            f"group_sizes= has {counted(len(given), 'size')} of {sum(given)} rows; the kernel "
-            f"has {groups} groups of {rows} rows at most"
-        )
     if given:
+        check_sizes(given, groups, rows)
         return given, ""
     note = (
         f"{call.name}: the groups' sizes are data; counted as if all of {groups} groups but one "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import (
@@ -23,6 +22,7 @@ from mfu_jax.flops.executed.kernels.registry import (
     UnknownCost,
     register_kernel,
 )
+from mfu_jax.util.protobuf import WireError, fields, part
 
 Grid = tuple[int, int, int]
 
@@ -44,55 +44,14 @@ def _body_in_message(call: KernelCall) -> KernelBody:
     tail = call.instruction.attribute_text
     packed = mlir_string(tail, "opaque") or opaque_string(tail) or b""
     try:
-        whole = dict(fields(zlib.decompress(packed)))
-        if 1 not in whole:
+        kernel_call = part(zlib.decompress(packed), 1)
+        if not kernel_call:
             raise UnknownBodyError("Triton chooses one of several kernels when it runs")
-        kernel_call = dict(fields(_bytes(whole[1])))
-        kernel = dict(fields(_bytes(kernel_call[1])))
-        x, y, z = (int(kernel_call.get(number, 1)) for number in (2, 3, 4))
-        return kernel_body(_bytes(kernel[5]), (x, y, z))
-    except (zlib.error, KeyError, IndexError, TypeError, ValueError) as error:
+        found = {field.number: field.value for field in fields(kernel_call, 0, len(kernel_call))}
+        x, y, z = (found.get(number, 1) for number in (2, 3, 4))
+        return kernel_body(part(part(kernel_call, 1), 5), (x, y, z))
+    except (zlib.error, WireError) as error:
         raise UnknownBodyError(f"a Triton kernel whose message cannot be read ({error})") from None
-
-
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a protocol buffer's integers, strings and messages.
-
-    Raises:
-        ValueError: it has a field of another kind.
-
-    >>> dict(fields(bytes([8, 150, 1, 18, 2]) + b"hi"))
-    {1: 150, 2: b'hi'}
-    """
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = message[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while position < len(message):
-        key = varint()
-        if key & 7 == 0:
-            yield key >> 3, varint()
-        elif key & 7 == 2:
-            size = varint()
-            position += size
-            yield key >> 3, message[position - size : position]
-        else:
-            raise ValueError(f"wire type {key & 7}")
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise TypeError("a number instead of a message")
-    return value
 
 
 def _body(call: KernelCall) -> KernelBody:

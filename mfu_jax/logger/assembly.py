@@ -148,12 +148,16 @@ def open_run_log(metrics_file: Any, **options: Any) -> RunLog:
 
 
 def monitors_of(
-    config: LoggerConfig, boundary: Boundary, watchdog: Watchdog, log: RunLog
-) -> list[Monitor]:
-    """The monitors that are on, in the order in which they see a record."""
+    config: LoggerConfig, boundary: Boundary, monotonic: Callable[[], float], log: RunLog
+) -> tuple[list[Monitor], Watchdog]:
+    """The monitors that are on, in the order in which they see a record, and the last of them."""
     from mfu_jax.logger.health.hardware import HardwareWatch
     from mfu_jax.logger.health.outliers import DriftWatch, LossSpikeWatch, OutlierWatch
+    from mfu_jax.logger.watchdog import Watchdog
 
+    if jax.process_index() != 0:  # only the process that writes metrics has a heartbeat
+        config = dataclasses.replace(config, heartbeat_file="")
+    watchdog = Watchdog(config, boundary, monotonic=monotonic)
     if isinstance(log.metrics_file, Path):
         watchdog.folder = log.metrics_file.parent
     watchdog.tell = lambda step, text: log.event(ALARM, step=step, text=text)
@@ -168,18 +172,7 @@ def monitors_of(
         )
         watchdog.who_is_silent = hosts.who_is_silent
         monitors.append(hosts)
-    return [*monitors, watchdog]
-
-
-def watchdog_of(
-    config: LoggerConfig, boundary: Boundary, monotonic: Callable[[], float]
-) -> Watchdog:
-    """The watchdog; only the process that writes metrics has a heartbeat."""
-    from mfu_jax.logger.watchdog import Watchdog
-
-    if config.heartbeat_file and jax.process_index() != 0:
-        config = dataclasses.replace(config, heartbeat_file="")
-    return Watchdog(config, boundary, monotonic=monotonic)
+    return [*monitors, watchdog], watchdog
 
 
 def refused_metrics(metrics: object) -> UserError:

@@ -134,11 +134,11 @@ class MetricLogger:
         self._summary: Summary | None = None
         self._failure_was_raised = self._is_at_exit = False
         self._process_id, self._closing = os.getpid(), RLock()
-        watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config, places)
         file = places.get("metrics_file") or assembly.metrics_file_of(used)
         self._log = run_log or assembly.open_run_log(file, clock=clock, monotonic=monotonic)
-        monitors = assembly.monitors_of(config, boundary, watchdog, self._log)
+        monitors, watchdog = assembly.monitors_of(config, boundary, monotonic, self._log)
+        self._watchdog = watchdog
         self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
         watchdog.flush = self._pipeline.flush

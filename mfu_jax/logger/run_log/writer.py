@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
 from mfu_jax.logger.run_log.follower import Follower
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import AppendOnlyFile
 from mfu_jax.storage.targets import OutputTarget, SpooledTarget
@@ -99,11 +100,11 @@ class LogWriter(Follower):
     @property
     def _is_worth_a_line(self) -> bool:
         waited = self._monotonic() - self._began > _PATIENCE_SECONDS
-        return self.sink.is_open or self._log.has_steps or waited
+        return self._log.has_steps or waited
 
 
-class EventsFile:
-    """The events of one process; to its follower it is a sink, and they are the records.
+class EventsFile(Sink):
+    """The events of one process: a sink whose records they are.
 
     It is opened by the first write, and locked while its process lives: one that overlaps with it
     writes ``….events.0.2.jsonl``.
@@ -117,7 +118,6 @@ class EventsFile:
         fsync_seconds: see `AppendOnlyFile`.
     """
 
-    keeps_every_step = True
     fsync_seconds = -1.0
 
     def __init__(
@@ -129,16 +129,7 @@ class EventsFile:
         self._file: AppendOnlyFile | None = None
         self._start = self._last_sign = b""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file could be opened."""
-        return self._file is not None
-
-    def write(self, event: Event) -> None:
-        """Appends an event."""
-        self.write_many([event])
-
-    def write_many(self, happened: Sequence[Event]) -> None:
+    def write_many(self, happened: Sequence[Any]) -> None:
         """Appends events, or raises having written none."""
         text = b"".join(map(events.line, happened))
         self._start = self._start or text.partition(b"\n")[0] + b"\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shlex
@@ -43,7 +42,7 @@ class LogWriter(Follower):
 
     def __init__(self, log: RunLog, file: EventsFile) -> None:
         super().__init__(log, file, name="run log")
-        self._began = self._wrote_at = self._looked_at = self._monotonic()
+        self._began = self._wrote_at = self._monotonic()
         self._look_seconds = 0.0
         self.start()
 
@@ -64,24 +63,16 @@ class LogWriter(Follower):
 
     def _sleep(self) -> None:
         super()._sleep()
-        if self._monotonic() - self._looked_at >= self._look_seconds:
-            self._look()
-        else:  # what it is about to write shows life, too
-            self._log.settle_compilations()
+        self._look()
 
     def _wait(self, seconds: float | None) -> None:
-        """Waits, and shows meanwhile that the process is alive, twenty times a second at first."""
-        now = self._monotonic()
-        end = math.inf if seconds is None else now + seconds
-        while not self._wake.wait(min(self._look_seconds, max(0.0, end - now))):
-            self._look()
-            if (now := self._looked_at) >= end:
-                return
+        """Waits, but not so long that nobody sees that the process is alive."""
+        super()._wait(self._look_seconds if seconds is None else min(seconds, self._look_seconds))
 
     def _look(self) -> None:
         """Shows life, and notes what only this thread sees: compilations, long waits, silence."""
         log, now = self._log, self._monotonic()
-        self._looked_at, self._look_seconds = now, events.alive_seconds(now - self._began)
+        self._look_seconds = events.alive_seconds(now - self._began)
         self._call("show_life")
         log.settle_compilations()
         # A wait for data that lasts longer than the time between two signs of life.

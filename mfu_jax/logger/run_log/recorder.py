@@ -43,7 +43,6 @@ IDLE_SECONDS = 1.0
 # The first period, and the part of its age that a young run loses in a kill.
 FIRST_PERIOD_SECONDS = 0.05
 _PART_OF_AGE = 0.2
-_SHORTEST_SECONDS = 1e-4
 # Longest wait for room if items arrive faster than they are handled; then the oldest are dropped.
 # This budget recovers at the given fraction of elapsed time: no run is slowed by more.
 PATIENCE_SECONDS = 1.0
@@ -180,7 +179,7 @@ class RecorderThread:
         now = time.monotonic()
         self._began = min(self._began, self._took_at)
         period = period_at(now - self._began, self.period_seconds)
-        return max(_SHORTEST_SECONDS, self._took_at + period - now)
+        return max(0.0, self._took_at + period - now)
 
     def _take(self) -> list[Any]:
         self._took_at = time.monotonic()

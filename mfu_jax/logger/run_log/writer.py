@@ -53,7 +53,6 @@ class LogWriter(Follower):
 
     def close(self, timeout: float) -> None:
         """Writes what is left and closes the file, within `timeout` seconds."""
-        self._is_last = True
         self.finish().wait(timeout)
 
     def _end(self) -> None:

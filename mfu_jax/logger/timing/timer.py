@@ -93,8 +93,7 @@ class StepTimer:
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
-        self._gc = _of_process()
-        self._gc_seconds = self._gc.seconds
+        self._gc_seconds = _GC.seconds
         self._left_at: float | None = None  # end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
         self._loop_waits = 0.0
@@ -142,7 +141,7 @@ class StepTimer:
             left_at = now[1]
             self.waited_seconds = left_at - before
             self._end(previous, previous.completed or now)
-        gc_seconds = self._gc.seconds
+        gc_seconds = _GC.seconds
         if self._left_at is not None:
             (previous or step).loop = (  # a `LoopTimes`, but for the cost of making one
                 before - self._left_at,
@@ -341,16 +340,6 @@ def _before(reading: Reading, seconds: float) -> Reading:
     return reading[0] - seconds, reading[1] - seconds
 
 
-_OF_PROCESS: list[GcPauses] = []  # one, made on demand; tests would clear a cache
-
-
-def _of_process() -> GcPauses:
-    """The instance of all loggers: collections stop the whole process, and callbacks stay."""
-    if not _OF_PROCESS:
-        _OF_PROCESS.append(GcPauses())
-    return _OF_PROCESS[0]
-
-
 class GcPauses:
     """Adds up the time of all collections from now on, on any thread.
 
@@ -378,3 +367,7 @@ class GcPauses:
         elif self._began is not None:
             self.seconds += time.monotonic() - self._began
             self._began = None
+
+
+_GC = GcPauses()
+"""The one of all loggers: collections stop the whole process, and callbacks stay."""

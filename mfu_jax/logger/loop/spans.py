@@ -87,8 +87,6 @@ class LoopSpans:
         self.open: Span | None = None
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
-        self._calls: list[Mapping[str, Any]] = []
-        self._calls_after = -1
 
     def waits_for(self) -> str:
         """What the loop waits for; empty if it does not. Callable from any thread."""
@@ -130,20 +128,14 @@ class LoopSpans:
         """
         if not isinstance(self.open, Pause):
             return False
-        self._calls_after = step
-        self._calls.append(metrics)
+        self.open.calls.append((step, metrics))
         return True
 
-    def wait_for_calls(self, pause: str) -> None:
-        """Waits for the calls made in a pause, so that their time counts as the pause's."""
-        calls, self._calls = self._calls, []
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it when it reads them
-            for metrics in calls:
-                block_until_ready(metrics)
-        if calls and pause == "eval":
-            known = {*self.late, *(self.held.extra if self.held is not None else ())}
-            new = {name: mean for name, mean in means_of(calls).items() if name not in known}
-            self.add(new, self._calls_after)
+    def add_means(self, calls: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+        """Adds the means of an eval's calls, but for what the loop itself has given."""
+        known = {*self.late, *(self.held.extra if self.held is not None else ())}
+        means = means_of([metrics for _, metrics in calls])
+        self.add({n: mean for n, mean in means.items() if n not in known}, calls[-1][0])
 
     def take_late(self) -> dict[str, Any]:
         """Returns `late` and clears it."""
@@ -177,7 +169,7 @@ class Pause(Span):
         check: called when it has begun; what it raises ends the pause.
     """
 
-    __slots__ = ("_begun", "_check", "_resumes", "_spans", "_start")
+    __slots__ = ("_begun", "_check", "_resumes", "_spans", "_start", "calls")
 
     def __init__(
         self, spans: LoopSpans, name: str, check: Callable[[], None] | None = None
@@ -188,6 +180,7 @@ class Pause(Span):
         self._start: Reading | None = None
         self._begun: Event | None = None  # in the log
         self._resumes = False
+        self.calls: list[tuple[int, Mapping[str, Any]]] = []  # after which step, its metrics
 
     def __str__(self) -> str:
         return f"the pause {self.name}"
@@ -220,7 +213,11 @@ class Pause(Span):
         if self._start is None:
             return
         try:
-            self._spans.wait_for_calls(self.name)
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it, too
+                for _, metrics in self.calls:  # their time is the pause's
+                    block_until_ready(metrics)
+            if self.calls and self.name == "eval":
+                self._spans.add_means(self.calls)
         finally:  # even after Ctrl-C while waiting
             self._finish(self._start)
 

@@ -38,8 +38,7 @@ class AppendOnlyFile:
     Args:
         path: the file.
         what: the setting that names it, for errors.
-        header: first bytes of a new file.
-        restart: first bytes of a file begun because the first one was moved away.
+        header: first bytes of a new file, also of one begun because the first was moved away.
         lock: held by this writer; a file is not recreated over another writer's.
         fsync_seconds: longest time between two flushes to disk while pieces arrive, which is what
             a power cut may lose. 0: after every piece; negative: only in `sync`.
@@ -53,7 +52,6 @@ class AppendOnlyFile:
     what: str
     _: dataclasses.KW_ONLY
     header: bytes = b""
-    restart: bytes = b""
     lock: FileLock | None = None
     fsync_seconds: float = -1.0
     monotonic: Callable[[], float] = time.monotonic
@@ -176,8 +174,6 @@ class AppendOnlyFile:
         old, self._file = self._file, _open_regular(self.path)
         old.close()
         self._size, self._is_torn = self._file.seek(0, os.SEEK_END), False
-        if not self._size and self.restart:
-            self._write(self.restart)
         _log.warning("%s %s %s", self.what, self.path, fate)
 
 

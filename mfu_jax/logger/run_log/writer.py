@@ -127,7 +127,8 @@ class EventsFile(Sink):
             self._file = self._opened()
         self._file.fsync_seconds = self.fsync_seconds
         self._file.append(self._last_sign + text)
-        self._last_sign = b""
+        # After a move by another program, a new file begins with the start of the process.
+        self._last_sign, self._file.header = b"", self._start
         self._target_of_run().wrote()
 
     def show_life(self) -> None:
@@ -153,8 +154,7 @@ class EventsFile(Sink):
         path.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, _MOST_PROCESSES):
             name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
-            # After a move by another program, a new file begins with the start of the process.
-            file = AppendOnlyFile(name, "run log", restart=self._start)
+            file = AppendOnlyFile(name, "run log")
             if file.is_alone():
                 if path == self._place:  # else its time is that of a download
                     self._last_sign = _last_sign(name)

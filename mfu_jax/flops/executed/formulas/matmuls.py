@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from mfu_jax.flops.executed.formulas.windows import common, read_window
+from mfu_jax.flops.executed.hlo.dimensions import dot_dims
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape, dtype_bits
 
@@ -44,11 +45,11 @@ def flops_per_multiply_add(dtype: str) -> int:
 
 
 def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``dot``: 2 · result elements · contracted elements (8 instead of 2 if complex)."""
-    if not instruction.attribute("lhs_contracting_dims"):  # "{}" if nothing is contracted
+    """2 · result elements · contracted elements (8 instead of 2 if complex)."""
+    dims = dot_dims(instruction, "lhs_contracting")  # empty if nothing is contracted
+    if dims is None:
         raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
-    lhs = computation.operand(instruction, 0).shape
-    contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
+    contracted = _sizes(instruction, computation.operand(instruction, 0).shape, dims)
     result = result_shape(instruction)
     return flops_per_multiply_add(result.dtype) * result.size * contracted
 

@@ -66,7 +66,7 @@ class TritonTiles:
         config = _of(fusion.backend_config, "fusion_backend_config")
         result, (m, n, contracted) = result_shape(dot), _sizes(computation, dot)
         if gemm := _of(config, "triton_gemm_config"):
-            tiles = _integers([gemm.get(f"block_{axis}") for axis in "mnk"])
+            tiles = json_integers([gemm.get(f"block_{axis}") for axis in "mnk"])
             if len(tiles) != 3 or not result.size:
                 return 0
             batch = result.size // (m * n)
@@ -86,7 +86,7 @@ class TritonTiles:
 
     def _contracted_tiles(self, computation: HloComputation, dot: HloInstruction) -> Sequence[int]:
         """Tiles of the contracted dimensions: of the dot, or of its operand's nested fusion."""
-        if sizes := _integers(dot.backend_config.get("sizes")):
+        if sizes := json_integers(dot.backend_config.get("sizes")):
             return sizes
         operand = computation.operand(dot, 0)
         tile = _output_tile(_of(operand.backend_config, "fusion_backend_config"))
@@ -103,10 +103,10 @@ def _output_tile(config: Mapping[str, Any]) -> list[int]:
     """``{"block_level_fusion_config":{"output_tiles":[{"sizes":["128","256"]}]}}``."""
     tiles = _of(config, "block_level_fusion_config").get("output_tiles")
     first = tiles[0] if isinstance(tiles, list) and tiles else {}
-    return _integers(first.get("sizes") if isinstance(first, dict) else None)
+    return json_integers(first.get("sizes") if isinstance(first, dict) else None)
 
 
-def _integers(values: Any) -> list[int]:
+def json_integers(values: Any) -> list[int]:
     """Numbers above 0, which protobuf writes as strings; empty if they are none."""
     texts = [str(value) for value in values] if isinstance(values, list) else []
     return [int(text) for text in texts] if all(t.isdecimal() and int(t) for t in texts) else []

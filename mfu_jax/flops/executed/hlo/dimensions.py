@@ -28,7 +28,7 @@ def dot_indices(dot: HloInstruction, ranks: Sequence[int]) -> list[DotIndex]:
         ranks: how many dimensions the left and the right operand have.
     """
     batch, contracted = (
-        [_dims(dot, f"{side}_{kind}") for side in ("lhs", "rhs")]
+        [dot_dims(dot, f"{side}_{kind}") or () for side in ("lhs", "rhs")]
         for kind in ("batch", "contracting")
     )
     left, right = (
@@ -40,12 +40,16 @@ def dot_indices(dot: HloInstruction, ranks: Sequence[int]) -> list[DotIndex]:
     return found + [DotIndex(lhs, rhs, None) for lhs, rhs in zip(*contracted, strict=False)]
 
 
-def _dims(dot: HloInstruction, name: str) -> tuple[int, ...]:
-    """Dimensions of an operand, which a library call has in its config."""
-    if not dot.opcode.startswith("custom-call"):
-        return dot.integers(f"{name}_dims")
-    listed = re.search(rf'"{name}_dimensions":\[([^]]*)\]', dot.attribute("backend_config"))
-    return tuple(map(int, re.findall(r"\d+", listed[1]))) if listed else ()
+def dot_dims(dot: HloInstruction, name: str) -> tuple[int, ...] | None:
+    """Dimensions of an operand, such as ``lhs_contracting``; None if the text lacks them.
+
+    A library call has them in its config, which older XLA writes with escaped quotes.
+    """
+    if dot.opcode.startswith("custom-call"):
+        config = dot.attribute("backend_config")
+        listed = re.search(rf'{name}_dimensions\\?":\[([^]]*)\]', config)
+        return tuple(map(int, re.findall(r"\d+", listed[1]))) if listed else None
+    return dot.integers(f"{name}_dims") if dot.attribute(f"{name}_dims") else None
 
 
 def origins(

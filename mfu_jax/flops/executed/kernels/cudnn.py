@@ -12,12 +12,11 @@ from mfu_jax.flops.executed.formulas.matmuls import (
     convolution_flops_of,
     result_shape,
 )
-from mfu_jax.flops.executed.formulas.tiles import beyond_convolution, pairs_in_blocks
+from mfu_jax.flops.executed.formulas.tiles import beyond_convolution, json_integers, pairs_in_blocks
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
     UnknownCost,
-    json_integers,
     register_kernel,
 )
 
@@ -100,7 +99,7 @@ def _pairs(call: KernelCall, kernel: AttentionKernel) -> tuple[int, int, str]:
     """
     config = _fmha_config(call)
     scores = config.get("intermediate_tensor_shape")
-    dims = json_integers(call, scores.get("dimensions") if isinstance(scores, dict) else None)
+    dims = json_integers(scores.get("dimensions") if isinstance(scores, dict) else None)
     if len(dims) != 4:
         raise call.instruction.error("attention scores that are not [batch, heads, query, key]")
     batch, heads, queries, keys = dims

@@ -7,7 +7,7 @@ attention kernels that traced and executed counts share are in `mfu_jax.flops.at
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -191,20 +191,3 @@ def kernel_cost(call: KernelCall) -> KernelCost | UnknownCost:
         cost = rule(call)
         return KernelCost(flops=cost) if isinstance(cost, int) else cost
     return UnknownCost(reason="no cost is known")
-
-
-def dot_dimensions(call: KernelCall, config: Any) -> tuple[int, ...]:
-    """Contracted dimensions of the left operand, from a ``dot_dimension_numbers`` object."""
-    numbers = config.get("dot_dimension_numbers") if isinstance(config, dict) else None
-    dims = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
-    return json_integers(call, dims)
-
-
-def json_integers(call: KernelCall, values: Any) -> tuple[int, ...]:
-    """A JSON list of integers, which protobuf writes as strings."""
-    if not isinstance(values, Iterable):
-        raise call.instruction.error("backend_config without the dimensions")
-    try:
-        return tuple(int(value) for value in values)
-    except (TypeError, ValueError):
-        raise call.instruction.error("dimensions that are not numbers") from None

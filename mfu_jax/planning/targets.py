@@ -33,6 +33,7 @@ _GPU_TARGETS = Path(__file__).with_name("gpu_targets.yml")
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")  # in the first line of HLO text
 _OWN_NAMES = {"gpu": "cuda"}  # a platform's name in dumps → its compiler's name
 _SCHEDULERS_SHARE = 0.8  # of the memory of a GPU that is not attached
+JAXS_SHARE = 0.75  # of a GPU's memory, by default (JAX's docs, "GPU memory allocation")
 _CUBE = 64  # chips that are wired together; larger slices connect such cubes
 
 
@@ -290,7 +291,7 @@ def target_config(chip: Chip, memory_fraction: float | None = None) -> str:
 
     Args:
         chip: the GPU.
-        memory_fraction: of its memory, what JAX takes; None: XLA's 80%.
+        memory_fraction: of its memory, what JAX takes; None: `JAXS_SHARE`.
 
     Raises:
         UserError: the table does not have the chip.
@@ -302,9 +303,8 @@ def target_config(chip: Chip, memory_fraction: float | None = None) -> str:
             hint=f"pass one of {', '.join(known['gpus'])}",
         )
     row = {**known["common"], **known["gpus"][chip.name]}
-    if memory_fraction is not None:
-        scaled = row["device_memory_size"] * memory_fraction / _SCHEDULERS_SHARE
-        row["device_memory_size"] = round(scaled)
+    scaled = row["device_memory_size"] * (memory_fraction or JAXS_SHARE) / _SCHEDULERS_SHARE
+    row["device_memory_size"] = round(scaled)
     description = row.pop("description")
     major, minor = row.pop("compute_capability").rstrip("a").split(".")
     fields = [f"  {key}: {value}" for key, value in row.items()]

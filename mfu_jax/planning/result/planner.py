@@ -32,11 +32,10 @@ from mfu_jax.planning.step_time.layer_timeline import largest_layer
 from mfu_jax.planning.step_time.schedule import PredictedTime, predicted_time
 from mfu_jax.planning.step_time.schedule_profile import schedule_profile
 from mfu_jax.planning.step_time.time_range import bounds, host_notes, time_range
-from mfu_jax.planning.targets import MEMORY_FRACTION, Target
+from mfu_jax.planning.targets import JAXS_SHARE, MEMORY_FRACTION, Target
 from mfu_jax.util.formatting import percent
 
 _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints
-_JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
 # Platform → parts that wait for each other, and the share of a step that each doubling of them
 # adds, beside what the walk has for their transfers: the median of published runs that differ in
@@ -228,7 +227,7 @@ def _fits(memory: Mapping[str, int], target: Target) -> bool:
 def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     """A note on the setting that lets JAX use this much of a GPU's memory."""
     share = memory.get("peak_memory_in_bytes", 0) / (target.chip.memory_bytes or 1)
-    taken = target.memory_fraction or _JAXS_SHARE
+    taken = target.memory_fraction or JAXS_SHARE
     if target.platform != "cuda" or not taken < share <= 1:
         return ()
     more = "" if target.memory_fraction else ", and pass it as memory_fraction=…"

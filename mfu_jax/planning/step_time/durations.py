@@ -106,7 +106,10 @@ class Efficiencies:
             v5p, v6e and TPU7x.
         tpu_copy: copies that rearrange what is in a tile, of the memory bandwidth: what XLA's
             cycles imply for 32-bit elements.
-        hbm: of the memory bandwidth; not fitted.
+        hbm: of a TPU's memory bandwidth; not fitted.
+        gpu_hbm: of a GPU's: all fusions of a step, the median of three traced steps: GPT-2 on an
+            H100 (0.72), Llama 3.2 1B and Llama 3 8B on an H200 (0.79 each; h200_runs.json in
+            scripts/results). Arrays of 0.1 GB reach 0.87 alone. Not fitted to a step's time.
         link: of the bandwidth of a TPU's link, and of the data-center network; not fitted.
         nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB on eight H100, from XLA's table
             of collectives (openxla/xla, default_collective_perf_table.txtpb); others in `nccl`.
@@ -127,6 +130,7 @@ class Efficiencies:
     tpu_fusion: float = 0.81
     tpu_copy: float = 0.4
     hbm: float = 0.85
+    gpu_hbm: float = 0.79
     link: float = 0.9
     nvlink: float = 0.78
     host: float = 0.9
@@ -137,11 +141,11 @@ class Efficiencies:
 # all-reduces and at 0.73 in its reduce-scatters. All else is chosen by hand. A network at 0.45
 # stands for a host with half as many NICs.
 SLOW = Efficiencies(
-    **{"kernel": 0.35, "matmul": 0.6, "shared_matmul": 0.45, "odd_matmul": 0.2, "hbm": 0.7},
+    **{"kernel": 0.35, "matmul": 0.6, "shared_matmul": 0.45, "odd_matmul": 0.2, "gpu_hbm": 0.7},
     **{"link": 0.45, "nvlink": 0.65, "gpu_attention": 0.5, "gpu_masked_attention": 0.22},
 )
 FAST = Efficiencies(
-    **{"kernel": 0.65, "matmul": 0.88, "shared_matmul": 0.8, "odd_matmul": 0.6, "hbm": 0.95},
+    **{"kernel": 0.65, "matmul": 0.88, "shared_matmul": 0.8, "odd_matmul": 0.6, "gpu_hbm": 0.87},
     **{"link": 1.0, "nvlink": 0.89, "gpu_attention": 0.7, "gpu_masked_attention": 0.33},
 )
 
@@ -306,8 +310,9 @@ class Durations:
         )
 
     def _hbm_seconds(self, record: InstructionRecord) -> float:
-        bandwidth = self.target.chip.memory_bandwidth_bytes_per_sec
-        return record.hbm_bytes / bandwidth / self.efficiencies.hbm
+        shares = self.efficiencies
+        share = shares.gpu_hbm if self.target.platform == "cuda" else shares.hbm
+        return record.hbm_bytes / self.target.chip.memory_bandwidth_bytes_per_sec / share
 
 
 def host_gbps(chip: Chip) -> float:

@@ -181,9 +181,11 @@ def _of_run(arguments: Arguments) -> Plan:
     arguments = arguments.checked(own)
     run = load_run(arguments.one_name("file with a run, or -"))
     source, keys, nearest = _source_of_run(arguments, run)
-    tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = source.placed(work_of(run.model), keys)
-    work = replace(work, tiles=tiles, attention=run.attention, loop_seconds=run.loop_seconds)
+    work = replace(work, attention=run.attention, loop_seconds=run.loop_seconds)
+    if nearest:
+        held = run.partial_gradient_bytes
+        work = replace(work, tiles=run.tiles, partial_gradient_bytes=held)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     if nearest:
         plan = judged(plan, run)

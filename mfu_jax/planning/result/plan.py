@@ -36,6 +36,7 @@ class StepWork:
         tiles: tile sizes of grouped kernels; None: the program's own.
         mesh: axis → size, in device order; empty: as the program says.
         attention: where the run's attention kernel is another than the program's.
+        partial_gradient_bytes: that the compiled attention kernel holds beyond the run's.
         loop_seconds: what the trainer's loop adds to the device's work.
         pipeline: ticks of the step's pipeline; None: it has none, or they are not known.
     """
@@ -48,6 +49,7 @@ class StepWork:
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     attention: RunsKernel | None = None
+    partial_gradient_bytes: float = 0.0
     loop_seconds: float = 0.0
     pipeline: PipelineTicks | None = None
 

@@ -25,6 +25,7 @@ from mfu_jax.planning.step_time.attention_kernels import (
     AS_COMPILED,
     executed_by_dtype,
     half_of_all_pairs,
+    without_own_shortage,
 )
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import without_skipped_rows
@@ -204,6 +205,7 @@ def _timed(
         clock=clock,
     )
     costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
+    costs = without_own_shortage(costs, work.partial_gradient_bytes if work else 0.0)
     return counter, costs, durations
 
 

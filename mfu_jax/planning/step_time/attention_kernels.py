@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
@@ -63,6 +64,27 @@ def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:
     products = _row(rows, record.shape.results).products
     flops = sum(2 * pairs * widths[product in OF_VALUE_WIDTH] for product in products) // 2
     return {queries.dtype: flops}
+
+
+def without_own_shortage(costs: ProgramCosts, spare: float) -> ProgramCosts:
+    """The costs without what XLA recomputes for want of memory that the run's kernel leaves free.
+
+    Args:
+        costs: of a program with JAX's kernel.
+        spare: bytes that it holds beyond the run's; what is recomputed must fit into them.
+    """
+    again = [record for record in costs.records.values() if record.phase == "xla_rematerialized"]
+    if not again or sum(record.shape.result_bytes for record in again) > spare:
+        return costs
+    flops = Counter(costs.executed.by_dtype)
+    for record in again:
+        flops.subtract({dtype: n * record.runs for dtype, n in record.flops_by_dtype.items()})
+    names = {record.name for record in again}
+    return replace(
+        costs,
+        records={name: costs.records[name] for name in costs.records if name not in names},
+        executed=replace(costs.executed, by_dtype=flops, xla_rematerialized=0),
+    )
 
 
 class RunsKernel(NamedTuple):

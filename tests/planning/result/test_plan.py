@@ -165,8 +165,19 @@ def test_a_refused_program_does_not_fit():
     assert "had it fitted" in plan.notes[-2]
 
 
-@pytest.mark.parametrize(("name", "is_told"), [("d.7.remat", True), ("e.7", False)])
-def test_what_the_compiler_recomputes_is_told(name, is_told):
+@pytest.mark.parametrize(
+    ("name", "spare", "is_told", "products"),
+    [
+        ("d.7.remat", 0, True, 2),
+        ("e.7", 0, False, 2),
+        ("d.7.remat", 127, True, 2),  # 128 bytes are recomputed
+        ("d.7.remat", 128, False, 1),
+        ("e.7", 128, False, 2),
+    ],
+)
+def test_what_the_compiler_recomputes_is_told_unless_the_runs_kernel_leaves_room_for_it(
+    name, spare, is_told, products
+):
     """Two products of 2·8·4·4 FLOPs; XLA names the one that it makes again."""
     dot = "dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     text = f"""HloModule m, num_partitions=1
@@ -178,8 +189,10 @@ ENTRY %main (x: f32[8,4], w: f32[4,4]) -> (f32[8,4], f32[8,4]) {{
   ROOT %t = (f32[8,4], f32[8,4]) tuple(%d.7, %{name})
 }}
 """
-    plan = make_plan(ProgramDump(text=text), parse_target(topology="v6e-1"))
-    assert plan.executed_flops == 2 * 256
+    work = StepWork(model_flops=None, tokens=0, convention="", partial_gradient_bytes=spare)
+    plan = make_plan(ProgramDump(text=text), parse_target(topology="v6e-1"), work=work)
+    assert plan.executed_flops == products * 256
+    assert plan.bound_by_resource["matmul"] == pytest.approx(products * 256 / 918e12)
     told = [note for note in plan.notes if note.startswith("memory is short")]
     assert len(told) == is_told
     assert all("2.56e-10 TFLOP of matmuls a step (50.0% of what runs)" in note for note in told)

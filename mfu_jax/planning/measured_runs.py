@@ -104,8 +104,9 @@ class MeasuredRun:
 
     @property
     def loop_seconds(self) -> float:
-        """What its trainer's loop adds to each step, as far as other runs of it tell."""
-        return _TRAINERS.get(self.trainer, {}).get("loop_seconds", 0.0)
+        """What its trainer's loop adds to each step, as far as other runs of it on TPUs tell."""
+        known = _TRAINERS.get(self.trainer, {}) if self.target.platform == "tpu" else {}
+        return known.get("loop_seconds", 0.0)
 
     @property
     def attention(self) -> RunsKernel:
@@ -402,7 +403,7 @@ def with_doubts(plan: Plan, run: MeasuredRun) -> Plan:
         beside = f"; other runs of it took up to {percent(longer)} more" if longer else ""
         plan = plan.with_doubt(f"{trainer}'s step, by MaxText's keys alone{beside}", longer or 0.0)
     loop = _TRAINERS[_LOOP]["loop_seconds"]
-    if run.loop_seconds or loop < _MATTERS * step:
+    if run.loop_seconds or run.target.platform != "tpu" or loop < _MATTERS * step:
         return plan
     return plan.with_doubt(
         f"without the loop's own work, which takes {seconds_text(loop)} a step in {_LOOP}'s, "

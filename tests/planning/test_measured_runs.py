@@ -173,6 +173,7 @@ def test_what_a_run_leaves_out_is_in_the_first_line_if_it_may_take_much_of_the_s
 
 
 LEVANTER = {"framework": "Levanter/grug (JAX)"}
+GPUS = {"hardware": "h100", "chips": 8, "splash": None}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,7 @@ def test_levanters_loop_takes_what_its_runs_took_beside_their_plans(
     """Marin's speedruns of 200M, 400M and 800M on 16 v5p: their files, and plans without a loop."""
     run = read_run({**RUN, **LEVANTER})
     assert planned + run.loop_seconds == pytest.approx(training_seconds / steps, abs=2e-3)
+    assert not read_run({**RUN, **GPUS, **LEVANTER}).loop_seconds  # not known
 
 
 @pytest.mark.parametrize(
@@ -284,11 +286,10 @@ def test_a_model_without_known_sizes_names_the_bundled_one(name):
 
 
 def test_a_gpu_runs_share_of_the_memory_is_the_plans():
-    gpus = {"hardware": "h100", "chips": 8, "splash": None}
-    run = read_run({**RUN, **gpus, "env": {FRACTION: "0.94", "A": "1"}})
+    run = read_run({**RUN, **GPUS, "env": {FRACTION: "0.94", "A": "1"}})
     assert run.target.memory_fraction == 0.94
     assert run.notes == ("environment variables are not set: A",)
-    assert read_run({**RUN, **gpus}).target.memory_fraction is None
+    assert read_run({**RUN, **GPUS}).target.memory_fraction is None
     assert FRACTION in read_run({**RUN, "env": {FRACTION: "0.94"}}).notes[0]  # a TPU's
 
 

@@ -81,15 +81,8 @@ def _of_matmuls(row: TableRow, text: str) -> str:
     return text if row.flops else "-"
 
 
-SORTS: dict[str, Callable[[TableRow], float]] = {
-    "time": lambda row: row.seconds,
-    "runs": lambda row: row.runs,
-    "flops": lambda row: row.flops,
-    "mfu": lambda row: row.mfu,
-    "hfu": lambda row: row.hfu,
-    "bytes": lambda row: row.hbm_bytes,
-    "bandwidth": lambda row: row.bandwidth_share or 0.0,
-}
+_SORTED_BY = ("time", "", "runs", "flops", "mfu", "hfu", "bytes", "bandwidth")
+SORTS = {key: column for key, column in zip(_SORTED_BY, COLUMNS, strict=True) if key}
 
 
 def table(
@@ -114,8 +107,8 @@ def table(
         name = by(op)
         groups.setdefault("/".join(name.split("/")[:depth]) if depth else name, []).append(op)
     rows = [_row(name, ops, measured, peaks) for name, ops in groups.items()]
-    largest = SORTS[sort]
-    return tuple(sorted(rows, key=lambda row: (-largest(row), -row.seconds)))
+    number = SORTS[sort].value
+    return tuple(sorted(rows, key=lambda row: (-(number(row) or 0.0), -row.seconds)))
 
 
 def _row(name: str, ops: list[OpTime], measured: MeasuredStep, peaks: StepPeaks) -> TableRow:

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from mfu_jax.profiling.join.ops import Join
-from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, copy_kind
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, copy_kind
 from mfu_jax.profiling.timeline.host import HostThreads
 
 
@@ -30,8 +30,8 @@ def with_callbacks(timeline: DeviceTimeline, host: HostThreads, join: Join) -> D
                 found.append((OpName(program, name), lane, start, end))
     if not found:
         return timeline
-    names = {name: number for number, name in enumerate(timeline.names)}
-    ops = [names.setdefault(name, len(names)) for name, *_ in found]
+    table = OpTable(timeline.names)
+    ops = [table.number(name) for name, *_ in found]
     lanes, starts, ends = np.array([event[1:] for event in found]).T
     is_copy = np.array([bool(copy_kind(name.name)) for name in timeline.names])[timeline.ops]
     of_event = timeline.ops.copy()
@@ -40,7 +40,7 @@ def with_callbacks(timeline: DeviceTimeline, host: HostThreads, join: Join) -> D
     lanes = lanes + timeline.lanes.max(initial=0) + 1
     return dataclasses.replace(
         timeline,
-        names=tuple(names),
+        names=table.names,
         ops=np.append(of_event, ops),
         lanes=np.append(timeline.lanes, lanes),
         starts=np.append(timeline.starts, starts),

@@ -277,9 +277,7 @@ def _named_by_order(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
     if not is_unknown.any():
         return timeline
     is_known = np.array([op.record is not None for op in joined], bool)[timeline.ops]
-    table, ops = OpTable(), timeline.ops.copy()
-    for name in timeline.names:
-        table.number(name)
+    table, ops = OpTable(timeline.names), timeline.ops.copy()
     seen = {id(op.record) for op in joined if op.record is not None}
     for lane in np.unique(timeline.lanes[is_unknown]).tolist():
         events = np.flatnonzero((timeline.lanes == lane) & (is_known | is_unknown))

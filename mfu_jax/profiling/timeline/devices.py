@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -155,10 +155,10 @@ class LaneEvents(NamedTuple):
 
 
 class OpTable:
-    """Assigns a number to every op."""
+    """Assigns a number to every op; to `names`, their place."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[OpName, int] = {}
+    def __init__(self, names: Iterable[OpName] = ()) -> None:
+        self._numbers = {name: number for number, name in enumerate(names)}
 
     def number(self, name: OpName) -> int:
         """The number of an op."""

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -90,7 +91,7 @@ class RunLog:
         self._length = 0
         self.lock = threading.Lock()
         self._followers: list[Follower] = []
-        self._compiled: list[tuple[float, float]] = []
+        self._compiled: deque[list[float]] = deque()  # begin in seconds since boot, µs
         self._wait: Event | None = None  # a long one for data
         now = self.now()
         self._steps: StepEvents | None = None
@@ -175,12 +176,9 @@ class RunLog:
             self.end(wait, self.now())
 
     def compiled(self, event: CompileEvent) -> None:
-        """A stage of a compilation that the run waited for has just ended."""
-        from mfu_jax.logger.timing.compile_events import add_span
-
-        end = self.now()[1]
-        with self.lock:
-            add_span(self._compiled, end - event.seconds, end)
+        """A stage of a compilation that the run waited for has just ended, as have those in it."""
+        begin = self.now()[1] - event.seconds
+        self._compiled.append([round(begin, 6), round(1e6 * event.seconds)])
 
     @contextlib.contextmanager
     def compiling(self, log: CompileLog) -> Iterator[None]:
@@ -285,11 +283,8 @@ class RunLog:
 
     def settle_compilations(self) -> None:
         """Appends the compilations that have ended since the last call."""
-        if self._compiled:
-            with self.lock:
-                spans, self._compiled = self._compiled, []
-            found = [[round(begin, 6), round(1e6 * (end - begin))] for begin, end in spans]
-            self.event(events.COMPILE, spans=found)
+        if spans := [self._compiled.popleft() for _ in range(len(self._compiled))]:
+            self.event(events.COMPILE, spans=spans)
 
     def moment(self, at: Reading) -> Moment:
         """Converts a reading of both clocks so that it includes the machine's sleep."""

@@ -50,6 +50,8 @@ from mfu_jax.util.formatting import columns, counted, json_text
 from mfu_jax.util.values import fraction_of
 from mfu_jax.util.yaml_files import model_names
 
+_PARAMETERS = ("total", "active", "embedding", "active_non_embedding")
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code.
@@ -136,12 +138,7 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
         **_of_step(config.step, calculate_tokens_per_device(config)),
         **_sums(convention, tflops_of(rows)),
         **bounds,
-        "parameters": {
-            "total": count.total,
-            "active": count.active,
-            "embedding": count.embedding,
-            "active_non_embedding": count.active_non_embedding,
-        },
+        "parameters": {name: getattr(count, name) for name in _PARAMETERS},
         "conventions": _conventions(
             {name: (flops.training, flops.forward) for name, flops in counted.items()},
             convention,
@@ -195,10 +192,9 @@ def _traced(
         **_of_step(step, integral(sequences * step.max_target_length)),
         **_sums(convention, tflops_of(tables[convention])),
         "parameters": {
+            **dict.fromkeys(_PARAMETERS),
             "total": counted.parameters,
-            "active": None,
             "embedding": counted.embedding,
-            "active_non_embedding": None,
         },
         "conventions": _conventions(
             {name: (flops, integral(flops * Fraction(1, 3))) for name, flops in training.items()},
@@ -241,16 +237,7 @@ def _serving(config: ModelConfig) -> dict[str, Any]:
 
     length = config.step.max_target_length
     costs = {"prefill": prefill_cost(config, length), "decode": decode_cost(config, length)}
-    return {
-        name: {
-            "tokens": cost.tokens,
-            "flops": cost.flops,
-            "weight_bytes": cost.weight_bytes,
-            "cache_read_bytes": cost.cache_read_bytes,
-            "cache_write_bytes": cost.cache_write_bytes,
-        }
-        for name, cost in costs.items()
-    }
+    return {name: dataclasses.asdict(cost) for name, cost in costs.items()}
 
 
 def _plain(value: Any) -> Any:

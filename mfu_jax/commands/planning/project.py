@@ -47,6 +47,7 @@ _NUMBERS = (
     "price",
 )
 _WORDS = (MODEL, "convention", "hardware", "dtype")
+_GIVEN = ("tokens", "chips", "mfu", "step_time_seconds", "tokens_per_step")
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -64,15 +65,11 @@ def main(argv: Sequence[str]) -> int:
     peak, devices_per_chip, chip_text = _peak_per_chip(numbers, words)
     rate = numbers.get("tokens_per_sec_per_device")
     run = project(
-        tokens=numbers.get("tokens"),
-        chips=numbers.get("chips"),
+        **{key: numbers[key] for key in _GIVEN if key in numbers},
         seconds=seconds,
-        mfu=numbers.get("mfu"),
         tokens_per_sec_per_chip=None if rate is None else rate * devices_per_chip,
-        step_time_seconds=numbers.get("step_time_seconds"),
         flops_per_token=flops_per_token,
         peak_flops_per_sec_per_chip=peak,
-        tokens_per_step=numbers.get("tokens_per_step"),
         price_per_chip_hour=numbers.get("price"),
     )
     if arguments.flags:
@@ -162,9 +159,7 @@ def _peak_per_chip(
 
 
 def _render(run: Projection, model: str, chip: str) -> str:
-    def per_token() -> str:
-        return "" if run.flops_per_token is None else f"{run.flops_per_token:.5g} ({model})"
-
+    per_token = "" if run.flops_per_token is None else f"{run.flops_per_token:.5g} ({model})"
     mfu = "" if run.mfu is None else f"{run.mfu:.2%}"
     if run.mfu is not None and run.mfu > 1:
         mfu += "  impossible: more than the peak; more chips, more time or fewer tokens are needed"
@@ -174,7 +169,7 @@ def _render(run: Projection, model: str, chip: str) -> str:
         "training time": _duration(run.seconds),
         "MFU": mfu,
         "tokens/s/chip": f"{run.tokens_per_sec_per_chip:,.1f}",
-        "FLOPs per token": per_token(),
+        "FLOPs per token": per_token,
         "FLOPs in all": "" if run.total_flops is None else f"{run.total_flops:.5g}",
         "peak": chip,
         "steps": ""

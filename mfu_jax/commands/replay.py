@@ -147,6 +147,8 @@ def _summary(totals: Sequence[dict[str, Any]]) -> Summary:
         return Summary(steps=0)
     known = Summary.__dataclass_fields__.keys()
     found = {name: value for name, value in totals[-1].items() if name in known}
+    if isinstance(found.get("last_loss"), str):  # NaN, or infinite
+        found["last_loss"] = float(found["last_loss"])
     if "verdict" in found:
         found["verdict"] = Verdict.of_json(found["verdict"])
     return Summary(**found)

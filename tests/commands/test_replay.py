@@ -1,6 +1,7 @@
 """`mfu-jax replay`: what a sink that was down gets later is what one that was up has."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,17 @@ def test_the_console_gets_the_set_up_before_the_steps_as_a_live_one_does(
     assert live.startswith("peak: 1")
     assert main(["replay", str(tmp_path), "--sink=console"]) == 0
     assert capsys.readouterr().out == f"{live}written up to step 9\n"
+
+
+def test_the_totals_of_a_run_that_ended_with_nan_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with MetricLogger(sinks=[JsonlSink(tmp_path / "metrics.jsonl")], warmup_steps=0) as logger:
+        logger.record(0, {"loss": math.nan}, step_time_seconds=1.0)
+    caplog.clear()
+    assert main(["replay", str(tmp_path), "--sink=console"]) == 0
+    assert "last loss    nan" in capsys.readouterr().out
+    assert not caplog.messages
 
 
 def test_none_is_an_argument_as_in_the_signature(tmp_path: Path) -> None:

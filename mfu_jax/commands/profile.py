@@ -140,14 +140,17 @@ def _of_run(folder: str) -> tuple[float | None, Mapping[str, str], str]:
         summary = run.summary(warmup_steps=WARMUP_STEPS)
         rate, seconds = summary.tokens_per_sec_per_device, summary.mean_seconds
         tokens = rate * seconds if rate and seconds else None
-        return tokens, read_setup(log).config, _at_power_limit(run.gpu)
+        return tokens, read_setup(log).config, _at_power_limit(run.gpu, summary.mfu or 0.0)
     return None, {}, ""
 
 
-def _at_power_limit(reading: Mapping[str, float]) -> str:
-    """A note, if the run's last reading was of GPUs that lowered their clock for their power."""
+def _at_power_limit(reading: Mapping[str, float], run_mfu: float) -> str:
+    """A note, if the run's last reading was of GPUs that lowered their clock for their power.
+
+    A clock above the one of the peak, as on an idle device, would make the MFU at it lower.
+    """
     clock, mfu = reading.get("gpu/sm_clock_mhz"), reading.get("perf/mfu_at_clock")
-    if not (clock and mfu and reading.get("gpu/throttled_power")):
+    if not (clock and mfu and mfu > run_mfu and reading.get("gpu/throttled_power")):
         return ""
     return (
         f"at step {reading.get('step', 0):.0f} the power limit held the clock at {clock:.0f} MHz, "

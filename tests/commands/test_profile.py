@@ -81,3 +81,6 @@ def test_the_tokens_of_a_step_place_the_mfu_among_models_of_its_size(
     assert "the power limit held the clock at 1455 MHz, of whose peak the MFU is 63.0%" in " ".join(
         capsys.readouterr().out.split()
     )
+    write_run(tmp_path / "metrics.jsonl", [2.0] * 9, **rates, **reading, **{"perf/mfu": 0.65})
+    assert cli.main(["profile", str(tmp_path / "profile")]) == 0
+    assert "power limit" not in capsys.readouterr().out  # a clock above the one of the peak

@@ -65,6 +65,15 @@ class Target:
         """Chips in all slices."""
         return self.devices // self.chip.devices_per_chip
 
+    @property
+    def usable_memory_bytes(self) -> int:
+        """What a program may use of a device's memory: of a GPU's, what JAX takes, if known.
+
+        JAX gives its allocator this share of all that CUDA reports (openxla/xla,
+        pjrt/gpu/gpu_helpers.cc, `CreateBFCAllocator`), and NCCL's buffers stay outside.
+        """
+        return int(self.chip.usable_memory_bytes * (self.memory_fraction or 1.0))
+
     def __str__(self) -> str:
         if self.platform == "cuda":
             hosts = f" on {self.shape[0]} hosts" if self.shape[0] > 1 else ""

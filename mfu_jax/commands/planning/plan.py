@@ -291,7 +291,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
             flags=lambda point: source.run_words(keys(point)),
             plan=plan,
             invalid=invalid,
-            limit_bytes=target.chip.usable_memory_bytes,
+            limit_bytes=target.usable_memory_bytes,
             budget_seconds=seconds_of(values["budget"]) if "budget" in values else math.inf,
             most_plans=number_of(values, most, int, is_positive=True),
         ),

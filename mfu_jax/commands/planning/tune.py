@@ -128,8 +128,8 @@ class _Command:
             self.target = target
             self.platform, count = "gpu" if target.platform == "cuda" else "tpu", target.devices
         self.chip = chip = self.target.chip if self.target else None
-        if chip:
-            self.limit_bytes = chip.usable_memory_bytes
+        if self.target:
+            self.limit_bytes = self.target.usable_memory_bytes
         axes, self.fixed = axes_of(
             self._config({key: text for key, text in given.items() if not is_swept(text)}),
             given,

@@ -106,7 +106,7 @@ def _scheduled_in_all_memory(
     line: PredictedTime, target: Target, free: int, flags: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
     """Savings from hiding transfers that the scheduler's share of the memory leaves exposed."""
-    is_full = 0 < free < _LITTLE * target.chip.usable_memory_bytes
+    is_full = 0 < free < _LITTLE * target.usable_memory_bytes
     is_set = any(flag.startswith(_SCHEDULERS_SHARE) for flag in flags)
     if target.platform == "tpu" and is_full and not is_set:
         yield _WHOLE_MEMORY, sum(s for cause, s in line.by_cause.items() if " on " in cause)

@@ -129,7 +129,7 @@ def make_plan(
     if (parts := links.parts(target, (), target.devices)) > 1:
         line.spend(f"{many} out of step", share * math.log2(parts) * line.seconds)
     seconds = line.seconds
-    memory, limit = _on_the_device(program.memory or {}), target.chip.usable_memory_bytes
+    memory, limit = _on_the_device(program.memory or {}, target), target.usable_memory_bytes
     return Plan(
         target=str(target),
         chips=target.chips,
@@ -138,7 +138,7 @@ def make_plan(
         fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=limit,
-        memory=memory_of(program),
+        memory=memory_of(replace(program, memory=memory)),
         resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=executed_by_dtype(costs).total(),
         xla_rematerialized_flops=costs.executed.xla_rematerialized,
@@ -209,26 +209,31 @@ def _timed(
     return counter, costs, durations
 
 
-def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
-    """Limits the peak to HBM: the compiler's also counts what is offloaded to the host.
+def _on_the_device(memory: Mapping[str, int], target: Target) -> Mapping[str, int]:
+    """Sets the peak to what the runtime needs of the device's memory.
 
-    HBM holds no more than the arguments, the new results and the temporaries.
+    HBM holds no more than the arguments, the new results and the temporaries; the compiler's peak
+    also counts what is offloaded to the host. On a GPU it holds all of them, as the temporaries are
+    one allocation with the gaps between them (openxla/xla, gpu_executable.cc,
+    `GenerateBufferAllocations`).
     """
-    if not memory.get("host_temp_size_in_bytes"):
-        return memory
     sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
     most = sum(memory.get(key, 0) for key in sizes) - memory.get("alias_size_in_bytes", 0)
-    return {**memory, "peak_memory_in_bytes": min(memory.get("peak_memory_in_bytes", most), most)}
+    is_allocated = target.platform == "cuda" and "temp_size_in_bytes" in memory
+    if not (is_allocated or memory.get("host_temp_size_in_bytes")):
+        return memory
+    peak = most if is_allocated else min(memory.get("peak_memory_in_bytes", most), most)
+    return {**memory, "peak_memory_in_bytes": peak}
 
 
 def _fits(memory: Mapping[str, int], target: Target) -> bool:
     """TPU compilers refuse what does not fit; GPU compilers and dumps for other chips do not."""
-    return memory.get("peak_memory_in_bytes", 0) <= target.chip.usable_memory_bytes + _PRINTED
+    return memory.get("peak_memory_in_bytes", 0) <= target.usable_memory_bytes + _PRINTED
 
 
 def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     """A note on the setting that lets JAX use this much of a GPU's memory."""
-    share = memory.get("peak_memory_in_bytes", 0) / (target.chip.memory_bytes or 1)
+    share = memory.get("peak_memory_in_bytes", 0) / (target.chip.usable_memory_bytes or 1)
     taken = target.memory_fraction or JAXS_SHARE
     if target.platform != "cuda" or not taken < share <= 1:
         return ()
@@ -274,7 +279,7 @@ def _rates(
 def _is_roomy(memory: Mapping[str, int], target: Target) -> bool:
     """Whether twice the batch fits even if all but the resident state doubles."""
     more = 2 * memory.get("peak_memory_in_bytes", 0) - memory.get("argument_size_in_bytes", 0)
-    return 0 < more <= target.chip.usable_memory_bytes
+    return 0 < more <= target.usable_memory_bytes
 
 
 def _ops(

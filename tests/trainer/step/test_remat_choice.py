@@ -58,8 +58,8 @@ def test_less_memory_means_more_recomputation(scan: bool, monkeypatch: pytest.Mo
 
 
 def test_absent_devices_have_the_memory_of_their_chip() -> None:
-    absent = [_Absent("NVIDIA H100 80GB HBM3")]
-    assert state._memory_bytes(_Grid(absent)) == 80 * 2**30
+    absent = [_Absent("NVIDIA H200")]
+    assert state._memory_bytes(_Grid(absent)) == 141 * 2**30
     with pytest.raises(UserError, match="Unheard Of"):
         state._memory_bytes(_Grid([_Absent("Unheard Of 9000")]))
 

@@ -54,10 +54,13 @@ DRAIN_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 # The limit for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
-# Records that are made and appended together. The GIL is released between two slices by a short
-# sleep: otherwise the training thread may wait for it for 5 ms, which is a whole step.
+# The GIL is released between slices of work by a short sleep: otherwise the training thread may
+# wait for it for 5 ms, which is a whole step.
 SLICE = 25
 BREATH_SECONDS = 1e-4
+# Records are appended this long after the first of them was begun, at the latest: each append wakes
+# a thread for each sink.
+_LONG_SECONDS = 0.1
 
 
 @dataclasses.dataclass(eq=False)
@@ -346,15 +349,21 @@ class Recorder:
             )
 
     def _handle(self, steps: Sequence[TimedStep]) -> None:
-        """Makes the records of steps and appends them, `SLICE` at a time."""
+        """Makes the records of steps and appends them, all at once unless it takes long."""
+        made: list[tuple[TimedStep, StepRecord | None]] = []
+        due = time.monotonic() + _LONG_SECONDS
         self._builder.prepare(steps)
         parts = [part for step in steps for part in self._parts(step)]
-        while parts and self.failure is None:
-            some, parts = parts[:SLICE], parts[SLICE:]
-            made = [(step, self._record(step)) for step in some if self.failure is None]
-            self._log.steps(made)
-            if parts:
+        for number, step in enumerate(parts, 1):
+            if self.failure is not None:
+                break
+            made.append((step, self._record(step)))
+            if number % SLICE == 0:
                 time.sleep(BREATH_SECONDS)
+            if time.monotonic() > due:
+                self._log.steps(made)
+                made, due = [], time.monotonic() + _LONG_SECONDS
+        self._log.steps(made)
 
     def _parts(self, step: TimedStep) -> list[TimedStep]:
         if step.steps > 1:

@@ -57,12 +57,13 @@ def test_steps_that_come_together_are_appended_together_and_let_the_loop_in_betw
         steps(made)
 
     monkeypatch.setattr(log, "steps", count)
+    monkeypatch.setattr(recorder, "_LONG_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(recorder, "BREATH_SECONDS", 2e-4)
     monkeypatch.setattr(time, "sleep", lambda s: breaths.append(s) if s == 2e-4 else sleep(s))
     pipeline.put(lambda: run.steps(*[1.0] * 63))
     assert pipeline._thread.settle(HANG_SECONDS)
     assert pipeline._thread.settle(HANG_SECONDS)
-    assert (len(breaths), appended) == (2, [25, 25, 12])
+    assert (len(breaths), appended) == (2, [62])
     run.logger.close()
 
 

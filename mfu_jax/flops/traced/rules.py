@@ -18,6 +18,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 FlopRule = Callable[[Any], int]
 
 RULES: dict[str, FlopRule] = {}
@@ -147,25 +149,14 @@ def real_pairs(
     >>> real_pairs(inputs=5, kernel=3, outputs=5, low_padding=1)  # "SAME": 3·5 minus the two ends
     13
     """
-    last = (inputs - 1) * input_dilation
-    if inputs == 0:
-        return 0
     if kernel > outputs:  # the two are symmetric; loop over the shorter one
         kernel, outputs, stride, kernel_dilation = outputs, kernel, kernel_dilation, stride
-    period = input_dilation // math.gcd(stride, input_dilation)
+    starts = stride * np.arange(outputs) - low_padding
     total = 0
     for k in range(kernel):
-        offset = k * kernel_dilation - low_padding
-        first = next(
-            (o for o in range(period) if (o * stride + offset) % input_dilation == 0), None
-        )
-        if first is None:
-            continue
-        start = max(0, -(offset // stride))  # the smallest o with o·stride + offset ≥ 0
-        end = min(outputs - 1, (last - offset) // stride)
-        start += (first - start) % period
-        if end >= start:
-            total += (end - start) // period + 1
+        at = starts + k * kernel_dilation
+        is_inside = (at >= 0) & (at <= (inputs - 1) * input_dilation)
+        total += int(np.count_nonzero(is_inside & (at % input_dilation == 0)))
     return total
 
 

@@ -181,15 +181,14 @@ def _leading_zeros(a: Any) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """An integer to the power of an (un)signed integer; None if any exponent is negative."""
+    """An integer to the power of an (un)signed integer; None if any exponent is negative.
+
+    Modulo 2⁶⁴, and so modulo any narrower dtype's range.
+    """
     if np.any(exponent < 0):
         return None
-    result, square = np.ones_like(base + 0 * exponent.astype(base.dtype)), base
-    rest = np.asarray(exponent)
-    while np.any(rest):
-        result = np.where(rest % 2 == 1, result * square, result).astype(base.dtype)
-        square, rest = square * square, rest // 2
-    return result
+    whole = (np.asarray(operand).astype(np.uint64) for operand in (base, exponent))
+    return np.power(*whole).astype(base.dtype)
 
 
 def _select(eqn: Any, operands: Sequence[Any]) -> Any:

@@ -209,18 +209,10 @@ class Strided(Mask):
     limit: int = 0
 
     def kept(self, length: int, exact: bool) -> Number:
-        keys, rest = divmod(length, self.ratio)
+        keys = length // self.ratio
         limit = min(self.limit or keys, keys)
-        if not exact:
-            # the area under min(x / ratio, limit) for x from 0 to S
-            covered = limit * self.ratio
-            return Fraction(limit * covered, 2) + (length - covered) * limit
-        # queries with exactly k keys: `ratio` of them for k = 1 … keys−1, and rest + 1 for k = keys
-        below = limit - 1 if limit == keys else limit
-        ramp = self.ratio * below * (below + 1) // 2
-        if limit == keys:
-            return ramp + keys * (rest + 1) if keys else 0
-        return ramp + limit * (self.ratio * (keys - 1 - limit) + rest + 1)
+        # Σ over k = 1 … limit of the queries with k keys or more, from k·ratio on
+        return limit * (length + exact) - Fraction(self.ratio * limit * (limit + exact), 2)
 
     def all_pairs(self, length: int) -> int:
         return length * (length // self.ratio)

@@ -176,17 +176,16 @@ class Band(NamedTuple):
 
 
 def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
-    """Pairs with i − j ≤ bound: the diagonals −(keys − 1) … bound."""
-    total = queries * keys
-    if bound >= queries - 1:
-        return total
-    if bound < 0:
-        # i ≤ j + bound: mirrored, the pairs with j − i ≥ −bound
-        return total - _pairs_up_to(-bound - 1, keys, queries)
-    # The excluded pairs have i ≥ j + bound + 1: queries − 1 − bound of them for j = 0, and so on.
-    most = queries - 1 - bound
-    fewest = max(0, most - keys)
-    return total - (most * (most + 1) - fewest * (fewest + 1)) // 2
+    """Pairs with i − j ≤ bound: those with i, j ≥ 0, minus those with i ≥ queries or j ≥ keys.
+
+    With j counted from the last key, i + j < bound + keys: a triangle.
+    """
+
+    def triangle(side: int) -> int:
+        return max(side, 0) * (side + 1) // 2
+
+    beyond = triangle(bound + keys - queries) + triangle(bound) - triangle(bound - queries)
+    return triangle(bound + keys) - beyond
 
 
 _UNKNOWN = "a mask that depends on data"

@@ -213,11 +213,12 @@ class Pause(Span):
         if self._start is None:
             return
         try:
+            calls, self.calls = self.calls, []  # the loop may enter it again
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it, too
-                for _, metrics in self.calls:  # their time is the pause's
+                for _, metrics in calls:  # their time is the pause's
                     block_until_ready(metrics)
-            if self.calls and self.name == "eval":
-                self._spans.add_means(self.calls)
+            if calls and self.name == "eval":
+                self._spans.add_means(calls)
         finally:  # even after Ctrl-C while waiting
             self._finish(self._start)
 

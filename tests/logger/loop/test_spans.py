@@ -205,6 +205,17 @@ def test_nested_metrics_are_means_over_the_calls_of_a_step_or_an_eval() -> None:
         assert [record.scalars.get(name) for name in names] == [mean] * 3
 
 
+def test_an_eval_that_is_entered_again_has_the_means_of_its_last_calls() -> None:
+    run = Run()
+    pause = run.logger.pause("eval")
+    for step, loss in ((0, 5.0), (1, 8.0)):
+        run.steps(1.0, start=step)
+        with pause:
+            run.logger.observe_call("f", {"acc": loss}, StepCost(**RUN_COST), None)
+    run.logger.close()
+    assert run.sink.scalar("eval/acc") == [5.0, 8.0]
+
+
 def test_the_calls_of_a_refused_thread_fill_no_step() -> None:
     run = Run(calls_per_step=2)
     for _ in range(4):

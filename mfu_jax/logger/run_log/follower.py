@@ -83,6 +83,8 @@ class Follower:
         self.last: StepRecord | None = None
         self.has_hung = False
         self.sink = sink
+        # Read once: in `put`, on the log's thread, a property that raises would cost other sinks.
+        self._keeps_every_step = bool(sink.keeps_every_step)
         self._log, self._monotonic = log, monotonic
         self._queue: deque[Any] = deque()
         self._texts: deque[Event] = deque(maxlen=_MOST_TEXTS)  # for which it had no room
@@ -233,6 +235,8 @@ class Follower:
                 request.set()
 
     def _end(self) -> None:
+        if not self._retry_seconds:  # what came after the last request, as from a slow recorder
+            self._deliver()
         if self._summary is not None and self._summary.has_steps:
             self._call("write_summary", self._summary)
         self._call("close")
@@ -309,7 +313,7 @@ class Follower:
     def _wants(self, item: Any) -> bool:
         if isinstance(item, Event):
             return item.kind in TEXTS
-        return bool(self.sink.keeps_every_step or item.is_logged)
+        return self._keeps_every_step or bool(item.is_logged)
 
     def _write(self, items: Sequence[Any]) -> None:
         """Writes records until the sink fails."""

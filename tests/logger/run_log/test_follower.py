@@ -447,6 +447,27 @@ def test_what_is_lost_at_the_end_is_counted(
     assert "2 records could not be written" in caplog.text
 
 
+def test_what_comes_between_the_last_request_and_the_end_is_written(
+    make: Callable[..., Follower],
+) -> None:
+    """As the last records of a slow recorder, and an alarm."""
+    begun, release = threading.Event(), threading.Event()
+
+    class SlowDisk(ListSink):
+        def flush(self) -> None:
+            begun.set()
+            release.wait(HANG_SECONDS)
+
+    follower = make(sink := SlowDisk())
+    follower.settle(is_last=True)
+    assert begun.wait(HANG_SECONDS)
+    follower._log.append(records(0, 1))
+    done = follower.finish(Summary(steps=2))
+    release.set()
+    assert done.wait(HANG_SECONDS)
+    assert (sink.steps, sink.closed) == ([0, 1], True)
+
+
 def test_a_call_that_fails_is_reported_and_not_repeated(
     make: Callable[..., Follower], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -340,7 +340,7 @@ class Recorder:
         finally:  # an impatient user's Ctrl-C
             for follower, done in requests.items():
                 follower.has_hung = not done.is_set()
-        if late := [f.name for f in self._followers if f.has_hung and f not in known]:
+        if late := [f.name for f in followers if f.has_hung and f not in known]:
             _log.warning(
                 "metrics were not all written within %.0f s: %s; training goes on\nhint: usually a "
                 "disk or network that hangs",

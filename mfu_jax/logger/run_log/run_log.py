@@ -43,6 +43,7 @@ _since_boot: Callable[[], float] = (
 """Seconds since the machine booted, including its sleep where known; one call into C."""
 
 _CLOSE_SECONDS = 2.0
+_HUNG_CLOSE_SECONDS = 0.5  # of a disk that has just been waited for in vain
 
 
 class RunLog:
@@ -300,7 +301,7 @@ class RunLog:
             atexit.unregister(self._end)
             self._is_over = True
             for writer in self.own_followers:
-                writer.close(_CLOSE_SECONDS)
+                writer.close(_HUNG_CLOSE_SECONDS if writer.has_hung else _CLOSE_SECONDS)
 
 
 def _uncaught() -> str:

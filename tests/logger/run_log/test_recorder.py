@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.logger.run_log import recorder
+from mfu_jax.logger.run_log import recorder, run_log
 from mfu_jax.logger.run_log.events import events_name
 from mfu_jax.logger.run_log.recorder import RecorderThread
+from mfu_jax.logger.run_log.writer import EventsFile
 from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord
 from mfu_jax.storage.files import AppendOnlyFile
 from tests.support.logger_run import Run
@@ -115,6 +116,37 @@ def test_a_flush_waits_once_for_a_sink_that_hangs(
     assert caplog.text.count("metrics were not all written") == 1
     hanging.release.set()
     run.logger.close()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_log_whose_disk_hangs_is_named_and_waited_for_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "_CLOSE_SECONDS", 60.0)
+    release, path = threading.Event(), tmp_path / "metrics.jsonl"
+    monkeypatch.setattr(EventsFile, "write_many", lambda *_: release.wait(HANG_SECONDS))
+    run = Run(sinks=[JsonlSink(path)])
+    run.steps(1.0, 1.0)
+    begun = time.monotonic()
+    run.logger.close()
+    assert time.monotonic() - begun < 60.0
+    release.set()
+    assert len(path.read_text().splitlines()) == 2
+    (warning,) = [text for text in caplog.messages if "were not all written" in text]
+    assert "run log; training goes on" in warning
+
+
+def test_a_property_of_a_sink_that_raises_costs_no_other_sink() -> None:
+    class Fails(ListSink):
+        pass
+
+    run = Run(sinks=[Fails(), healthy := ListSink()])
+    Fails.keeps_every_step = property(lambda _: 1 / 0)  # type: ignore[assignment]
+    for step in range(3):
+        run.logger.record(step, {"loss": 1.0}, step_time_seconds=1.0)
+        run.logger.flush()
+    assert run.logger.close().dropped_records == 0
+    assert healthy.steps == [0, 1, 2]
 
 
 def test_texts_are_in_order_and_can_be_encoded() -> None:

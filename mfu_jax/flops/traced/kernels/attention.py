@@ -99,35 +99,26 @@ class FusedAttention(NamedTuple):
 def fused_attention(eqn: Any) -> FusedAttention:
     """2 · pairs · head width for each matmul that the model needs, excluding recomputed scores.
 
-    Queries are [B, T, N, H], or [B, N, T, H] in layout 1; keys and values likewise.
+    Queries are [B, T, N, H], or [B, N, T, H] in layout 1; keys and values likewise. Transformer
+    Engine may pack QKV as [B, T, 3, N, H], or K and V as [B, S, 2, K, H].
     """
-    kernel = BY_PRIMITIVE[eqn.primitive.name]
-    if "config" in eqn.params:
-        return _of_transformer_engine(eqn, kernel)
-    q, _, v = (operand.aval.shape for operand in eqn.invars[:3])
-    sequence, heads = (1, 2) if int(eqn.params["layout"]) == 0 else (2, 1)
-    queries, keys = q[sequence], v[sequence]
-    pairs = q[0] * q[heads] * queries * keys
-    flops = 2 * pairs * _widths(kernel, q[3], v[3])
-    return FusedAttention(flops, (queries, keys), _band(eqn.params, kernel))
-
-
-def _widths(kernel: AttentionKernel, key: int, value: int) -> int:
-    return sum(value if product in OF_VALUE_WIDTH else key for product in kernel.needed)
-
-
-def _of_transformer_engine(eqn: Any, kernel: AttentionKernel) -> FusedAttention:
-    """Q is [B, T, N, H], or QKV packed as [B, T, 3, N, H]; K and V may share [B, S, 2, K, H]."""
-    config = eqn.params["config"]
+    kernel, params = BY_PRIMITIVE[eqn.primitive.name], eqn.params
     q, k, v = (operand.aval.shape for operand in eqn.invars[:3])
-    if "3HD" in config.qkv_layout.name:
-        k = v = q
-    elif "2HD" in config.qkv_layout.name:
-        v = k
-    queries, keys = q[1], k[1]
-    pairs = q[0] * q[-2] * queries * keys
-    flops = 2 * pairs * _widths(kernel, q[-1], v[-1])
-    return FusedAttention(flops, (queries, keys), _transformer_engine_band(config, queries, keys))
+    if "config" in params:
+        layout = params["config"].qkv_layout.name
+        if "3HD" in layout:
+            k = v = q
+        elif "2HD" in layout:
+            v = k
+        queries, keys, heads = q[1], k[1], q[-2]
+        band = _transformer_engine_band(params["config"], queries, keys)
+    else:
+        sequence = 1 if int(params["layout"]) == 0 else 2
+        queries, keys, heads = q[sequence], v[sequence], q[3 - sequence]
+        band = _band(params, kernel)
+    widths = (v[-1] if product in OF_VALUE_WIDTH else q[-1] for product in kernel.needed)
+    flops = 2 * q[0] * heads * queries * keys * sum(widths)
+    return FusedAttention(flops, (queries, keys), band)
 
 
 def _transformer_engine_band(config: Any, queries: int, keys: int) -> Band:

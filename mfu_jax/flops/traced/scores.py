@@ -12,7 +12,7 @@ from typing import Any
 
 from mfu_jax.flops.traced.abstract_values import AbstractValue, Origin, Score, merged
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
-from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
+from mfu_jax.flops.traced.masks.declared import declared_pairs, pairs_around
 from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs, unknown_pairs
 from mfu_jax.flops.traced.masks.patterns import DimMap, Pattern
 
@@ -112,10 +112,10 @@ class ScoreMasks:
         number = self.made
         self.made += 1
         if sizes is not None:
-            if declared := declared_mask(stack):
-                self._masks[number] = declared.kept(*sizes)
-            elif declared := declared_around():  # masks recognised in the function override it
-                self._masks[number] = declared.kept(*sizes)._replace(declared=False)
+            if declared := declared_pairs(stack, *sizes):
+                self._masks[number] = declared
+            elif around := pairs_around(*sizes):  # masks recognised in the function override it
+                self._masks[number] = around._replace(declared=False)
         if kept is not None:
             self._masks.setdefault(number, kept)
         return number

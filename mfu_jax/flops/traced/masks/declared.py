@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import jax
 
@@ -69,31 +69,19 @@ def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[Non
         yield
 
 
-class DeclaredMask(NamedTuple):
-    """The mask declared by an `attention_mask`."""
-
-    kind: MaskKind
-    band: Band
-
-    def kept(self, queries: int, keys: int) -> KeptPairs:
-        """How many pairs of queries × keys it keeps."""
-        kept = kept_pairs(self.band, queries, keys)._replace(declared=True)
-        is_plain = self.kind in PACKED or self.band == Band()
-        return kept._replace(label=self.kind) if is_plain else kept
-
-
-def declared_mask(name_stack: str) -> DeclaredMask | None:
-    """The mask declared by the innermost `attention_mask` in a name stack, or None."""
+def declared_pairs(name_stack: str, queries: int, keys: int) -> KeptPairs | None:
+    """What the innermost `attention_mask` in a name stack keeps of queries × keys, or None."""
     matches = _MARKER.findall(name_stack)
     if not matches:
         return None
     kind, window = matches[-1]
-    if not window:
-        return DeclaredMask(kind, Band(0) if kind == "causal" else Band())
-    low = 0 if kind.startswith("causal") else 1 - int(window)
-    return DeclaredMask(kind, Band(low, int(window) - 1))
+    band = Band(0) if kind == "causal" else Band()
+    if window:
+        band = Band(0 if kind.startswith("causal") else 1 - int(window), int(window) - 1)
+    kept = kept_pairs(band, queries, keys)._replace(declared=True)
+    return kept._replace(label=kind) if kind in PACKED or band == Band() else kept
 
 
-def declared_around() -> DeclaredMask | None:
-    """The mask declared by the `attention_mask` around this thread's trace, or None."""
-    return declared_mask(_this_thread.declared)
+def pairs_around(queries: int, keys: int) -> KeptPairs | None:
+    """The same of the `attention_mask` around this thread's trace."""
+    return declared_pairs(_this_thread.declared, queries, keys)

@@ -102,7 +102,7 @@ class Plan:
         left_out: settings that a run does not give, in place of which defaults are planned, if they
             decide much of its time.
         left_out_share: of the predicted time, what other settings would save at most.
-        doubts: what else may put a run far from the predicted time, with how much.
+        doubts: what else may put a run out of memory, or far from the time, and how far.
         notes: what the plan could not see, with `with_lost` first what may change its time most.
     """
 

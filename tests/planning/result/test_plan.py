@@ -169,6 +169,7 @@ def test_what_compilers_do_not_refuse(chips, gib, fits, note):
     memory = {"peak_memory_in_bytes": int(gib * 2**30)}
     found = make_plan(ProgramDump(text=TEXT, memory=memory), target_of(chips))
     assert found.fits == fits
+    assert ("of what JAX takes" in str(found)) == (fits and "memory_fraction" in chips)
     assert any("XLA_PYTHON_CLIENT_MEM_FRACTION" in line for line in found.notes) == note
 
 

@@ -18,7 +18,8 @@ as mfu-jax tune does; it prints the fastest that fits as flags.
   slices=N             number of TPU slices, connected by the data-center network
   hardware=NAME        GPU name, with devices=N
   memory_fraction=N    share of a GPU's memory that JAX takes (XLA_PYTHON_CLIENT_MEM_FRACTION):
-                       XLA hides transfers within it (default: 0.75)
+                       the step must fit in it, and XLA hides transfers within it (without it: fit
+                       in all, hide within 0.75)
   xla_flags=FLAGS      compiler flags, as in the real run: they change the schedule
   compile_seconds=N    time limit for the compiler (default 1800)
   compile_gib=N        limit on the host memory that the compiler allocates, excluding libraries

@@ -15,7 +15,8 @@ A killed or spent search goes on with the same command.
   slices=N             number of TPU slices, connected by the data-center network
   hardware=NAME        GPU name, with devices=N
   memory_fraction=N    share of a GPU's memory that JAX takes (XLA_PYTHON_CLIENT_MEM_FRACTION):
-                       XLA hides transfers within it (default: 0.8)
+                       a step must fit in it, and XLA hides transfers within it (without it:
+                       fit in all, hide within 0.75)
   keep=KEY,KEY         keys that stay as given; tokens_per_step: batch × accumulation stays
   precisions=LIST      matmul precisions that you allow: float32, bfloat16, fp8, int8 …
   budget=10min         starts no trial that would end later (s, min, h; default 10min)

@@ -149,14 +149,15 @@ def real_pairs(
     >>> real_pairs(inputs=5, kernel=3, outputs=5, low_padding=1)  # "SAME": 3·5 minus the two ends
     13
     """
-    if kernel > outputs:  # the two are symmetric; loop over the shorter one
-        kernel, outputs, stride, kernel_dilation = outputs, kernel, kernel_dilation, stride
     starts = stride * np.arange(outputs) - low_padding
+    offsets = kernel_dilation * np.arange(kernel)
     total = 0
-    for k in range(kernel):
-        at = starts + k * kernel_dilation
-        is_inside = (at >= 0) & (at <= (inputs - 1) * input_dilation)
-        total += int(np.count_nonzero(is_inside & (at % input_dilation == 0)))
+    for rest in range(input_dilation if inputs else 0):  # of a start; its offsets make it whole
+        some = starts[starts % input_dilation == rest]
+        lowest = -offsets[(offsets + rest) % input_dilation == 0]
+        highest = lowest + (inputs - 1) * input_dilation
+        found = np.searchsorted(some, highest, "right") - np.searchsorted(some, lowest)
+        total += int(found.sum())
     return total
 
 

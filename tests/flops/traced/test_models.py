@@ -74,6 +74,16 @@ def test_convolutions_count_real_positions(kwargs, kernel, expected):
     assert (gradient.forward, gradient.backward) == (expected, 2 * expected)
 
 
+def test_a_causal_convolution_as_long_as_the_sequence_is_counted_at_once():
+    """Pair by pair, its 10^10 would take minutes."""
+    length = 100_000
+    long = functools.partial(
+        jax.lax.conv_general_dilated, window_strides=(1,), padding=[(length - 1, 0)]
+    )
+    count = count_model_flops(long, shape(1, 1, length), shape(1, 1, length))
+    assert count.total == 2 * length * (length + 1) // 2
+
+
 def test_lstm_scan():
     T, B, inputs_size, D = 11, 3, 5, 7
 

@@ -131,15 +131,17 @@ def compare(
     named: dict[str, list[Launch]] = defaultdict(list)
     others: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
-        if launch.kernel in runs:
-            named[launch.kernel].append(launch)
+        if equal := runs.get(launch.kernel):
+            named[equal[0].name].append(launch)  # one instruction may launch several kernels
         elif family := _family(launch):
             others[family].append(launch)
     rows = []
-    for kernel, ran in named.items():
-        of = [record for record in runs[kernel] for _ in range(record.runs)]
-        rows.append(_row(" = ".join(record.name for record in runs[kernel]), ran, of))
-    launched = {record.name for kernel in named for record in runs[kernel]}
+    launched = set()
+    for ran in named.values():
+        equal = runs[ran[0].kernel]
+        launched |= {record.name for record in equal}
+        of = [record for record in equal for _ in range(record.runs)]
+        rows.append(_row(" = ".join(record.name for record in equal), ran, of))
     calls: dict[str, list[InstructionRecord]] = defaultdict(list)
     for record in ours:
         if record.name not in launched:

@@ -59,7 +59,7 @@ def test_less_memory_means_more_recomputation(scan: bool, monkeypatch: pytest.Mo
 
 def test_absent_devices_have_the_memory_of_their_chip() -> None:
     absent = [_Absent("NVIDIA H200")]
-    assert state._memory_bytes(_Grid(absent)) == 141 * 2**30
+    assert state._memory_bytes(_Grid(absent)) == int(139.8 * 2**30)  # what CUDA reports of 141
     with pytest.raises(UserError, match="Unheard Of"):
         state._memory_bytes(_Grid([_Absent("Unheard Of 9000")]))
 

@@ -134,6 +134,11 @@ def _check_complete(sink: Sink) -> None:
             f"the sink {type(sink).__name__} lacks {', '.join(lacks)}; expected a class derived "
             "from mfu_jax.sinks.Sink, which has them"
         )
+    if sink.write_many is None and getattr(sink.write, "__func__", None) is Sink.write:
+        raise UserError(
+            f"the sink {type(sink).__name__} writes nothing; expected a method write(record), or "
+            "write_many(records)"
+        )
 
 
 def metrics_file_of(sinks: Sequence[Sink]) -> Any:

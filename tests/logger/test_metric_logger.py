@@ -26,7 +26,7 @@ from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.runs.metrics.files import read_metrics
-from mfu_jax.sinks import ConsoleSink, CsvSink, JsonlSink
+from mfu_jax.sinks import ConsoleSink, CsvSink, JsonlSink, Sink
 from mfu_jax.verdict import NextStep, TimeLoss, Verdict
 from tests.support.logger_run import RUN_COST, Run
 from tests.support.sinks import ListSink
@@ -595,3 +595,10 @@ def test_an_object_that_only_looks_like_a_sink_is_refused_before_the_first_step(
     with pytest.raises(UserError, match=r"the sink Printer lacks .*missing.*flush") as e:
         MetricLogger(sinks=[ConsoleSink(), Printer()])
     assert "expected a class derived from mfu_jax.sinks.Sink" in str(e.value)
+
+    class Silent(Sink):
+        def flush(self) -> None:
+            pass
+
+    with pytest.raises(UserError, match=r"the sink Silent writes nothing; .* write\(record\)"):
+        MetricLogger(sinks=[Silent()])

@@ -36,6 +36,7 @@ from mfu_jax.planning.targets import (
     parse_target,
     slice_name,
     with_memory_fraction,
+    with_network,
 )
 from mfu_jax.util.formatting import percent, seconds_text
 from mfu_jax.util.user_files import read_text
@@ -193,7 +194,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     _check_model(values)
     if values.get("decoder_block") == "mistral" and str(values.get("num_experts", 1)) != "1":
         values["decoder_block"] = "mixtral"  # its name in MaxText since 5409f5584 of April 2025
-    target = _target(run)
+    target = with_network(_target(run), _number(run, "network_gbits", float))
     in_environment = [_environment(run).get(name) or "" for name in FLAG_VARIABLES[target.platform]]
     flags, words = _flags(*in_environment, run.get("xla_flags") or ())
     is_profiled = str(_environment(run).get(_PROFILES)).lower() in ("true", "1")
@@ -303,30 +304,27 @@ def _words(flags: Any) -> Iterable[str]:
 
 
 def _target(run: Mapping[str, Any]) -> Target:
-    hardware, slices = str(run["hardware"]), _whole(run, "num_slices")
+    hardware, slices = str(run["hardware"]), _number(run, "num_slices")
     generation, slice_of = generation_of(hardware), hardware.rpartition("-")[0]
     is_slice = not generation and bool(generation := generation_of(slice_of))  # v5e-8
     if not generation:
-        devices = _whole(run, "jax_devices") or _whole(run, "chips")
+        devices = _number(run, "jax_devices") or _number(run, "chips")
         target = parse_target(hardware=hardware.lower(), devices=devices)
-        fraction = _environment(run).get(MEMORY_FRACTION)
-        if fraction is None:
-            return target
-        return with_memory_fraction(target, typed(MEMORY_FRACTION, str(fraction), float))
+        return with_memory_fraction(target, _number(_environment(run), MEMORY_FRACTION, float))
     for given in (run.get("topology"), run.get("device_type"), hardware if is_slice else ""):
         if name := str(given or "").lower():  # 4x4x8, or a slice name
             is_shape = name[0].isdigit() and not any(map(str.isalpha, name.replace("x", "")))
             full = f"{generation}:{name}" if is_shape else name
             return parse_target(topology=full, slices=slices)
-    chips = _whole(run, "chips")
+    chips = _number(run, "chips")
     if not chips:
         raise UserError("the run has neither topology, device_type nor chips; expected one of them")
     return parse_target(topology=slice_name(generation, chips // (slices or 1)), slices=slices)
 
 
-def _whole(run: Mapping[str, Any], key: str) -> int | None:
+def _number(run: Mapping[str, Any], key: str, kind: Any = int) -> Any:
     value = run.get(key)
-    return None if value is None else typed(key, str(value), int)
+    return None if value is None else typed(key, str(value), kind)
 
 
 def _text(value: Any) -> str:

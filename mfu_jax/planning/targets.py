@@ -16,7 +16,7 @@ from mfu_jax.util.formatting import counted
 from mfu_jax.util.values import number_of
 from mfu_jax.util.yaml_files import read_mapping
 
-CHIPS = ("topology", "hardware", "devices", "slices", "memory_fraction")
+CHIPS = ("topology", "hardware", "devices", "slices", "memory_fraction", "network_gbits")
 MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # libtpu's names of generations, and whether a slice's name (v5p-128) counts TensorCores.
 _GENERATIONS = {
@@ -50,6 +50,8 @@ class Target:
         devices: JAX devices in all slices.
         slices: parts of the job connected only by the data-center network.
         memory_fraction: of a GPU's memory, what JAX takes; None: not known.
+        network_gbits: 10⁹ bits/s of one device to other hosts or slices; None: as hardware.yml has
+            it.
     """
 
     chip: Chip
@@ -59,6 +61,7 @@ class Target:
     devices: int
     slices: int = 1
     memory_fraction: float | None = None
+    network_gbits: float | None = None
 
     @property
     def chips(self) -> int:
@@ -74,12 +77,19 @@ class Target:
         """
         return int(self.chip.usable_memory_bytes * (self.memory_fraction or 1.0))
 
+    @property
+    def network_bytes_per_sec(self) -> float:
+        """Into one device from other hosts or slices."""
+        gbits = self.network_gbits or 8 * self.chip.interconnect["dcn_gbps_per_device"]
+        return gbits / 8 * 1e9
+
     def __str__(self) -> str:
+        network = f", {self.network_gbits:g} Gb/s each" if self.network_gbits else ""
         if self.platform == "cuda":
             hosts = f" on {self.shape[0]} hosts" if self.shape[0] > 1 else ""
-            return f"{self.devices} × {self.chip.name}{hosts}"
+            return f"{self.devices} × {self.chip.name}{hosts}{network}"
         many = f"{self.slices} × " if self.slices > 1 else ""
-        return f"{many}{self.topology} ({counted(self.chips, 'chip')})"
+        return f"{many}{self.topology} ({counted(self.chips, 'chip')}){network}"
 
 
 def parse_target(
@@ -131,16 +141,29 @@ def target_of(values: Mapping[str, str]) -> Target:
         devices=number_of(values, "devices", int),
         slices=number_of(values, "slices", int),
     )
-    fraction = number_of(values, "memory_fraction", float)
-    return target if fraction is None else with_memory_fraction(target, fraction)
+    target = with_network(target, number_of(values, "network_gbits", float))
+    return with_memory_fraction(target, number_of(values, "memory_fraction", float))
 
 
-def with_memory_fraction(target: Target, fraction: float) -> Target:
-    """The same GPUs with JAX taking this share of their memory.
+def with_network(target: Target, gbits: float | None) -> Target:
+    """The same chips with this network; None: as hardware.yml has it.
+
+    Raises:
+        UserError: it is no bandwidth.
+    """
+    if gbits is not None and not 0 < gbits < math.inf:
+        raise UserError(f"network_gbits={gbits:g}; expected Gb/s of one device, such as 200")
+    return replace(target, network_gbits=gbits)
+
+
+def with_memory_fraction(target: Target, fraction: float | None) -> Target:
+    """The same GPUs with JAX taking this share of their memory; None: not known.
 
     Raises:
         UserError: it is no share, or the chips are no GPUs.
     """
+    if fraction is None:
+        return target
     if target.platform != "cuda":
         raise UserError(
             f"memory_fraction={fraction:g} with {target}: JAX takes a share of a GPU's memory only",

@@ -293,6 +293,14 @@ def test_a_gpu_runs_share_of_the_memory_is_the_plans():
     assert FRACTION in read_run({**RUN, "env": {FRACTION: "0.94"}}).notes[0]  # a TPU's
 
 
+def test_a_runs_network_is_the_plans():
+    run = read_run({**RUN, **GPUS, "env": {}, "network_gbits": 200})
+    assert run.target.network_gbits == 200
+    assert run.notes == ()
+    with pytest.raises(UserError, match="network_gbits"):
+        read_run({**RUN, **GPUS, "network_gbits": "fast"})
+
+
 def test_lists_are_one_value():
     run = read_run({**RUN, "other_flags": {"mlp_activations": ["silu", "linear"]}})
     assert run.keys["mlp_activations"] == "[silu,linear]"

@@ -98,9 +98,10 @@ def test_wrong_chips_are_one_line(given, word):
         ({"topology": "v6e-8", "memory_fraction": "0.9"}, "a GPU's memory only"),
         ({"hardware": "h100", "memory_fraction": "0"}, "expected a share"),
         ({"hardware": "h100", "memory_fraction": "90"}, "expected a share"),
+        ({"hardware": "h100", "network_gbits": "0"}, "expected Gb/s of one device"),
     ],
 )
-def test_a_wrong_share_of_the_memory_is_one_line(given, word):
+def test_a_wrong_share_of_the_memory_or_network_is_one_line(given, word):
     with pytest.raises(UserError, match=word):
         target_of(given)
 
@@ -117,3 +118,10 @@ def test_a_wrong_share_of_the_memory_is_one_line(given, word):
 )
 def test_chips_as_text(given, text):
     assert str(parse_target(**given)) == text
+
+
+def test_the_network_of_a_cloud_is_said_and_taken():
+    a3_mega = target_of({"hardware": "h100", "devices": "64", "network_gbits": "200"})
+    assert str(a3_mega) == "64 × H100 SXM on 8 hosts, 200 Gb/s each"
+    assert a3_mega.network_bytes_per_sec == 25e9
+    assert target_of({"hardware": "h100", "devices": "64"}).network_bytes_per_sec == 50e9

@@ -17,6 +17,8 @@ as mfu-jax tune does; it prints the fastest that fits as flags.
   topology=NAME:SHAPE  TPU chips: v5p:8x8x8, or a slice name: v5p-128, v6e-8
   slices=N             number of TPU slices, connected by the data-center network
   hardware=NAME        GPU name, with devices=N
+  network_gbits=N      Gb/s of one device to other hosts: 200 of an H100 in an A3 Mega (without
+                       it 400, as in most hosts of H100)
   memory_fraction=N    share of a GPU's memory that JAX takes (XLA_PYTHON_CLIENT_MEM_FRACTION):
                        the step must fit in it, and XLA hides transfers within it (without it: fit
                        in all, hide within 0.75)

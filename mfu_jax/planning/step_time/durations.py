@@ -202,16 +202,16 @@ class Durations:
 
     def _by_nccl(self, collective: Collective, group: Sequence[int]) -> float:
         size = collective.group_size or self.target.devices
-        gbps = self.target.chip.interconnect
         if size < 2:
             return 0.0
+        nvlink = self.target.chip.interconnect["nvlink_gbps"] * 1e9
         hosts = links.parts(self.target, group, size)
-        network = gbps["dcn_gbps_per_device"] if hosts > 1 else 0.0  # not known of every chip
+        network = self.target.network_bytes_per_sec if hosts > 1 else 0.0  # not known of every chip
         return nccl.seconds(
             replace(collective, group_size=size),
             hosts=hosts,
-            nvlink_bytes_per_sec=gbps["nvlink_gbps"] * 1e9 * self.efficiencies.nvlink,
-            network_bytes_per_sec=network * 1e9 * self.efficiencies.link,
+            nvlink_bytes_per_sec=nvlink * self.efficiencies.nvlink,
+            network_bytes_per_sec=network * self.efficiencies.link,
         )
 
     def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:

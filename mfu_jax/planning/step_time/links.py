@@ -47,12 +47,11 @@ def route(target: Target, group: Sequence[int], size: int) -> Route:
         group: partition ids of one group; empty if the text does not say.
         size: devices in the group.
     """
-    links = target.chip.interconnect
     if parts(target, group, size) > 1:
-        bandwidth = links["dcn_gbps_per_device"] * 1e9
-        return Route(link="dcn", bytes_per_sec=bandwidth, hops=2)
+        return Route(link="dcn", bytes_per_sec=target.network_bytes_per_sec, hops=2)
     if target.platform == "cuda":
-        return Route(link="nvlink", bytes_per_sec=links["nvlink_gbps"] * 1e9, hops=1)
+        nvlink = target.chip.interconnect["nvlink_gbps"] * 1e9
+        return Route(link="nvlink", bytes_per_sec=nvlink, hops=1)
     return _torus(target, size)
 
 
@@ -114,13 +113,13 @@ def _least_on_gpus(collective: Collective, size: int, hosts: int, target: Target
 
     `nccl` has the time that NCCL's take.
     """
-    links = target.chip.interconnect
     within = size // hosts or 1
     moved = collective.bytes if collective.kind == "collective-permute" else 0.0
     if hosts == 1:
-        return (moved or collective.bytes * (size - 1) / size) / (links["nvlink_gbps"] * 1e9)
+        nvlink = target.chip.interconnect["nvlink_gbps"] * 1e9
+        return (moved or collective.bytes * (size - 1) / size) / nvlink
     moved = moved or collective.bytes / within * (hosts - 1) / hosts
-    return moved / (links["dcn_gbps_per_device"] * 1e9)
+    return moved / target.network_bytes_per_sec
 
 
 def _crossings(collective: Collective) -> float:
@@ -145,8 +144,7 @@ def between_slices(record: InstructionRecord, target: Target) -> tuple[str, floa
     is_message = record.opcode in _MESSAGES and record.shape.is_host_transfer
     if target.slices < 2 or not is_message:
         return None
-    bandwidth = target.chip.interconnect["dcn_gbps_per_device"] * 1e9
-    return _MESSAGES[record.opcode], record.shape.result_bytes / bandwidth
+    return _MESSAGES[record.opcode], record.shape.result_bytes / target.network_bytes_per_sec
 
 
 def lanes(collective: Collective, groups: Sequence[Sequence[int]], link: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import table
 from mfu_jax.planning.step_time import links, nccl
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.targets import parse_target
+from mfu_jax.planning.targets import parse_target, with_network
 
 MIB, GIB = 2**20, 2**30
 SHARES = Efficiencies()
@@ -19,6 +19,17 @@ def _seconds(kind, nbytes, devices, hosts):
         hosts=hosts,
         nvlink_bytes_per_sec=450e9 * SHARES.nvlink,
         network_bytes_per_sec=50e9 * SHARES.link,
+    )
+
+
+def _record(kind, nbytes, groups):
+    return InstructionRecord(
+        name="c",
+        module="m",
+        computation="main",
+        opcode=kind,
+        collective=Collective(kind=kind, bytes=nbytes, group_size=2),
+        device_groups=groups,
     )
 
 
@@ -65,19 +76,20 @@ def test_one_device_of_each_host_has_one_card():
     assert _seconds("all-gather", GIB, 8, 8) == pytest.approx(ring, rel=1e-2)
 
 
+def test_cards_of_200_gbits_take_what_nccl_tests_measured_on_two_a3_megas():
+    """A tree over two hosts sends each byte once (lessizzmore/create-a3mega-ztan-fork@02dd8f45)."""
+    target = with_network(parse_target(hardware="h100", devices=16), 200)
+    (duration,) = Durations(target=target, efficiencies=SHARES).of(
+        _record("collective-permute", GIB, ((0, 8),))
+    )
+    assert duration.seconds == pytest.approx(GIB / (8 * GIB / 47.535e-3 / 8), rel=0.02)
+
+
 @pytest.mark.parametrize("chip", [c.name for c in table() if "nvlink_gbps" in c.interconnect])
 @pytest.mark.parametrize("kind", ["all-gather", "all-reduce", "reduce-scatter", "all-to-all"])
 def test_on_any_gpus_of_one_host_no_algorithm_beats_the_links(chip, kind):
     target = parse_target(hardware=chip, devices=2)
     for nbytes in (0, 1, 10**5, 10**9):
-        exchange = Collective(kind=kind, bytes=nbytes, group_size=2)
-        record = InstructionRecord(
-            name="c",
-            module="m",
-            computation="main",
-            opcode=kind,
-            collective=exchange,
-            device_groups=((0, 1),),
-        )
-        (duration,) = Durations(target=target, efficiencies=Efficiencies()).of(record)
-        assert duration.seconds >= links.seconds(exchange, (0, 1), target)
+        record = _record(kind, nbytes, ((0, 1),))
+        (duration,) = Durations(target=target, efficiencies=SHARES).of(record)
+        assert duration.seconds >= links.seconds(record.collective, (0, 1), target)

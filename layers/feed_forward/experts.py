@@ -241,11 +241,11 @@ class Experts(nnx.Module):
         def placed(product: jax.Array, name: str) -> jax.Array:
             if self.spec.bias:
                 product += weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
+            if self.spec.router.experts > E:
+                product = jnp.where((sorted_experts < E)[:, None], product, 0)
             return _summed(product) if name == "wo" else product
 
         out = self._mlp(rows, weights, multiply, plain, placed)
-        if self.spec.router.experts > E:
-            out = jnp.where((sorted_experts < E)[:, None], out, 0)
         back = moved(1, False, out, reverse, order)
         if not self.spec.weigh_inputs:
             back = back * weight_of

@@ -10,13 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
-from jax.experimental.xla_metadata import set_xla_metadata
 
 _TILE = 512  # largest block of the kernel, in rows and in columns
-# The longest contraction that XLA's default tiles hold whole on every TPU. Longer ones are cut into
-# tiles of 7936 (v5e, v5p) or 11776 (v6e): 8192, or 14336, becomes two, the second nearly empty.
-_WHOLE = 7936
-_ROWS, _FEW_ROWS, _IN, _OUT = 256, 128, 4096, 512  # tile used instead: two fit in any TPU's VMEM
+_ROWS, _FEW_ROWS, _ROW_BYTES = 256, 128, 8192
 _LANES = 128
 _OF_MATRICES = 3  # dimensions
 _TILES_OF_A_GROUP = 4  # minimum, where there are enough rows
@@ -25,11 +21,10 @@ _TILES_OF_A_GROUP = 4  # minimum, where there are enough rows
 def grouped_dot(
     rows: jax.Array, kernels: jax.Array, sizes: jax.Array, *, on_tpu: bool, interpret: bool = False
 ) -> jax.Array:
-    """``ragged_dot``; on TPUs, with separate kernels for both gradients.
+    """``ragged_dot``; on TPUs, by kernels as in megablox, which takes no eight bits.
 
-    There, XLA has a kernel for the product, but transposes a copy of all matrices for the gradient
-    of the rows, and computes that of the matrices as if every row were in every group. Its copies
-    cost 4% of a step of Qwen3-235B, and megablox's kernels take no eight bits.
+    XLA has a kernel for the product alone, and none on TPU7x from libtpu 0.0.45 on, where it
+    multiplies every row by every matrix.
 
     Args:
         rows: [rows, in], sorted by group.
@@ -39,7 +34,7 @@ def grouped_dot(
         interpret: whether the kernel is interpreted, without a TPU.
 
     Returns:
-        [rows, out]; rows past the last group are 0.
+        [rows, out]; rows past the last group are 0, on TPUs as they were in memory.
     """
     if not on_tpu or not _tile(rows.shape[0]):
         return jax.lax.ragged_dot(rows, kernels, sizes)
@@ -50,7 +45,7 @@ def grouped_dot(
 def _grouped_dot(
     interpret: bool, rows: jax.Array, kernels: jax.Array, sizes: jax.Array
 ) -> jax.Array:
-    return product_on_tpus(rows, kernels, sizes)
+    return grouped_product(rows, kernels, sizes, rows.dtype, interpret=interpret)
 
 
 _Saved = tuple[jax.Array, jax.Array, jax.Array]
@@ -72,106 +67,112 @@ def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array,
 _grouped_dot.defvjp(_forward, _backward)
 
 
-def product_on_tpus(
-    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype | None = None
-) -> jax.Array:
-    """``ragged_dot`` on TPUs, in tiles that divide the matrices where XLA's default would not.
-
-    Args:
-        rows, kernels, sizes: as in `grouped_dot`.
-        dtype: of the result; None: that of the operands.
-    """
-    groups, contracted, out = kernels.shape
-    of_matrix = _largest_part(contracted, _IN), _largest_part(out, _OUT)
-    # Pipeline stages add a dimension, of size 1 on a device; the kernels cannot be batched.
-    multiply = sequential_vmap(partial(jax.lax.ragged_dot, preferred_element_type=dtype))
-    if contracted <= _WHOLE or not all(of_matrix):
-        return multiply(rows, kernels, sizes)
-    # A tile is multiplied once for each group with rows in it: few rows need small tiles.
-    many = rows.shape[0] % _ROWS == 0 and rows.shape[0] >= 2 * _ROWS * groups
-    tiling = (_ROWS if many else _FEW_ROWS, *of_matrix)
-    with set_xla_metadata(ragged_dot_tiling=",".join(map(str, tiling))):
-        return multiply(rows, kernels, sizes)
-
-
-def _largest_part(size: int, most: int) -> int:
-    """The largest divisor of `size` that is a multiple of the lanes, up to `most`; 0: none."""
-    return max((n for n in range(_LANES, most + 1, _LANES) if size % n == 0), default=0)
-
-
 def gradient_of_rows(
     dy: jax.Array,
     kernels: jax.Array,
     sizes: jax.Array,
     dtype: jnp.dtype,
+    scales: tuple[jax.Array, ...] = (),
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """dy [rows, out] and kernels [groups, in, out] in groups → [rows, in] in `dtype`; on TPUs.
+    """dy [rows, out] and kernels [groups, in, out] in groups → [rows, in] in `dtype`; on TPUs."""
+    drows = grouped_product(dy, kernels, sizes, dtype, scales, transposed=True, interpret=interpret)
+    is_in_group = jax.lax.broadcasted_iota(jnp.int32, drows.shape, 0) < sizes.sum()
+    return jnp.where(is_in_group, drows, 0)
 
-    The matrices are read as they are.
+
+def grouped_product(
+    rows: jax.Array,
+    kernels: jax.Array,
+    sizes: jax.Array,
+    dtype: jnp.dtype,
+    scales: tuple[jax.Array, ...] = (),
+    *,
+    transposed: bool = False,
+    interpret: bool = False,
+) -> jax.Array:
+    """Rows [rows, in] times their groups' kernels [groups, in, out] → [rows, out]; on TPUs.
+
+    Rows past the last group are as they were in memory.
+
+    Args:
+        dtype: of the result.
+        scales: of rows [rows, 1] or columns [1, out], or of all [1, 1]; the kernel multiplies its
+            sums by them, as MaxText's do (qwix.pallas.dot_general in its megablox, tokamax's).
+        transposed: the kernels are [groups, out, in], and are read as they are.
     """
-
-    @sequential_vmap
-    def gradient(dy: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
-        drows = _times_transposed(dy, kernels, sizes, dtype, interpret)
-        # Rows past the last group are as they were in memory.
-        is_in_group = jax.lax.broadcasted_iota(jnp.int32, drows.shape, 0) < sizes.sum()
-        return jnp.where(is_in_group, drows, 0)
-
-    made: jax.Array = gradient(dy, kernels, sizes)
+    multiply = partial(_times, dtype=dtype, transposed=transposed, interpret=interpret)
+    made: jax.Array = sequential_vmap(multiply)(rows, kernels, sizes, *scales)
     return made
 
 
-def _times_transposed(
-    dy: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype, interpret: bool
+def _times(
+    rows: jax.Array,
+    kernels: jax.Array,
+    sizes: jax.Array,
+    *scales: jax.Array,
+    dtype: jnp.dtype,
+    transposed: bool,
+    interpret: bool,
 ) -> jax.Array:
     """megablox's grid and tables: for a tile of the result's columns, each visit of a tile of rows
-    by a group, and for that all tiles of `out`.
+    by a group, and for that all tiles of `in`.
     """
     from jax.experimental import pallas as pl
 
-    (rows, out), (groups, into, _) = dy.shape, kernels.shape
-    m, k, n = _tiling(dy, out, into, groups=groups)
-    steps, rest = pl.cdiv(out, k), out % k
-    exact = _exact(dy.dtype)
+    (count, into), groups, contracted = rows.shape, kernels.shape[0], int(transposed)
+    out = kernels.shape[2 - contracted]
+    m, k, n = _tiling(rows, into, out, groups=groups)
+    if not transposed:  # as in XLA's own kernel; two of each block fit in any TPU's VMEM
+        m, n = min(m, _ROWS), _largest_part(out, _TILE) or n
+        k = _largest_part(into, _ROW_BYTES // rows.dtype.itemsize) or k
+    steps, rest = pl.cdiv(into, k), into % k
+    exact = _exact(rows.dtype)
 
-    def kernel(starts, group_of, tile_of, _, dy, matrix, drows, sums):  # type: ignore[no-untyped-def]
+    def kernel(starts, group_of, tile_of, _, rows, matrix, *more):  # type: ignore[no-untyped-def]
+        *scales, product, sums = more
         visit, step = pl.program_id(1), pl.program_id(2)
 
-        def inside(tile: jax.Array) -> jax.Array:
+        def inside(tile: jax.Array, axis: int) -> jax.Array:
             """The last tile without what lies past the array."""
-            column = step * k + jax.lax.broadcasted_iota(jnp.int32, tile.shape, 1)
-            return jnp.where(column < out, tile, jnp.zeros_like(tile)) if rest else tile
+            place = step * k + jax.lax.broadcasted_iota(jnp.int32, tile.shape, axis)
+            return jnp.where(place < into, tile, jnp.zeros_like(tile)) if rest else tile
 
         @pl.when(step == 0)
         def begin() -> None:
             sums[...] = jnp.zeros_like(sums)
 
-        sums[...] += jax.lax.dot_general(
-            inside(dy[...]), inside(matrix[...]), (((1,), (1,)), ((), ())), None, exact
-        )
+        pair = inside(rows[...], 1), inside(matrix[...], contracted)
+        sums[...] += jax.lax.dot_general(*pair, (((1,), (contracted,)), ((), ())), None, exact)
 
         @pl.when(step == steps - 1)
         def end() -> None:
             is_own = _own_rows(starts, group_of, tile_of, visit, sums.shape, m)
-            kept = drows[...].astype(exact)  # of the groups before
-            drows[...] = jnp.where(is_own, sums[...], kept).astype(dtype)
+            made = math.prod((scale[...] for scale in scales), start=sums[...])
+            kept = product[...].astype(made.dtype)  # of the groups before
+            product[...] = jnp.where(is_own, made, kept).astype(dtype)
 
+    def block(scale: jax.Array) -> Any:
+        tall, wide = (int(size > 1) for size in scale.shape)
+        shape = m if tall else 1, n if wide else 1
+        return pl.BlockSpec(shape, lambda j, v, i, _, g, t, f: (t[v] * tall, j * wide))
+
+    of_kernels = pl.BlockSpec((None, k, n), lambda j, v, i, _, g, t, f: (g[v], i, j))
+    if transposed:
+        of_kernels = pl.BlockSpec((None, n, k), lambda j, v, i, _, g, t, f: (g[v], j, i))
+    of_rows = pl.BlockSpec((m, k), lambda j, v, i, _, g, t, f: (t[v], i))
     return _grouped_call(
         kernel,
         sizes,
-        (dy, kernels),
-        [
-            pl.BlockSpec((m, k), lambda j, v, i, _, g, t, f: (t[v], i)),
-            pl.BlockSpec((None, n, k), lambda j, v, i, _, g, t, f: (g[v], j, i)),
-        ],
-        jax.ShapeDtypeStruct((rows, into), dtype),
+        (rows, kernels, *(scale.astype(jnp.float32) for scale in scales)),
+        [of_rows, of_kernels, *map(block, scales)],
+        jax.ShapeDtypeStruct((count, out), dtype),
         pl.BlockSpec((m, n), lambda j, v, i, _, g, t, f: (t[v], j)),
-        grid=(pl.cdiv(into, n), None, steps),
+        grid=(pl.cdiv(out, n), None, steps),
         tile=m,
         interpret=interpret,
-        name="gmm_of_transposed",
+        name="gmm_of_transposed" if transposed else "gmm",
     )
 
 
@@ -335,6 +336,11 @@ def _columns(width: int) -> int:
     """Columns of a block: whole lanes, as few blocks as possible, as even as possible."""
     even = -(-width // -(-width // _TILE))
     return -(-even // _LANES) * _LANES
+
+
+def _largest_part(size: int, most: int) -> int:
+    """The largest divisor of `size` that is a multiple of the lanes, up to `most`; 0: none."""
+    return max((n for n in range(_LANES, most + 1, _LANES) if size % n == 0), default=0)
 
 
 def has_tiles(rows: int) -> bool:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from .grouped_matmuls import gradient_of_matrices, gradient_of_rows, product_on_tpus
+from .grouped_matmuls import gradient_of_matrices, gradient_of_rows, grouped_product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +147,6 @@ def quantized_ragged_dot(
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows times its kernel.
 
-    XLA's grouped kernel takes 8-bit operands on TPUs, but qwix's call does not reach it.
-
     Args:
         rows: [rows, inputs]; each row has a scale.
         kernels: [groups, inputs, outputs]; each output has a scale, shared by all groups.
@@ -159,7 +157,7 @@ def quantized_ragged_dot(
             the devices and scattered.
 
     Returns:
-        [rows, outputs].
+        [rows, outputs]; on TPUs, rows past the last group are as they were in memory.
     """
     return _ragged_forward(rows, kernels, sizes, recipe, on_tpu, shards)[0]
 
@@ -177,8 +175,9 @@ def _ragged_forward(
     for shard in shards:
         narrow_kernels = jax.tree.map(functools.partial(_gathered, shard=shard), narrow_kernels)
     if on_tpu:
-        y = _on_tpu(narrow_rows.qvalue, narrow_kernels.qvalue, sizes, rows.dtype)
-        y = (y * narrow_rows.scale * narrow_kernels.scale.reshape(1, -1)).astype(rows.dtype)
+        scales = narrow_rows.scale, narrow_kernels.scale.reshape(1, -1)
+        of_rows, matrices = map(_loadable, (narrow_rows, narrow_kernels))
+        y = grouped_product(of_rows, matrices, sizes, rows.dtype, scales)
     else:
         y = _qwix().ragged_dot(narrow_rows, narrow_kernels, sizes).astype(rows.dtype)
     inside = (_inside(rows, recipe.activation_range), _inside(kernels, recipe.weight_range))
@@ -194,12 +193,10 @@ def _ragged_backward(
     dy_tall = _narrow(dy * narrow_rows.scale, recipe.gradients, (1,), recipe.gradient_range)
     dtype = narrow_kernels.scale.dtype
     if on_tpu:
-        exact = jnp.issubdtype(dy_wide.qvalue.dtype, jnp.integer)
-        to = jnp.dtype("float32") if exact else dy.dtype
         wide, matrices, tall, of_rows = map(
             _loadable, (dy_wide, narrow_kernels, dy_tall, narrow_rows)
         )
-        drows = gradient_of_rows(wide, matrices, sizes, to) * dy_wide.scale
+        drows = gradient_of_rows(wide, matrices, sizes, dy.dtype, (dy_wide.scale,))
         dkernels = gradient_of_matrices(of_rows, tall, sizes, dtype, dy_tall.scale)
     else:
         drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
@@ -225,13 +222,6 @@ def _gathered(part: jax.Array, shard: Shard) -> jax.Array:
         return part
     whole: jax.Array = jax.lax.all_gather(part, shard.axes, axis=shard.dim, tiled=True)
     return whole
-
-
-def _on_tpu(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Sums of products in `dtype`; of integers, in float32."""
-    if jnp.issubdtype(rows.dtype, jnp.integer):
-        return product_on_tpus(rows, kernels, sizes, jnp.dtype("int32")).astype(jnp.float32)
-    return product_on_tpus(rows, kernels, sizes, dtype)
 
 
 def _loadable(narrow: Any) -> jax.Array:

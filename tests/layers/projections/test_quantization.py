@@ -9,7 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices, gradient_of_rows
+from mfu_jax.layers.projections.grouped_matmuls import (
+    gradient_of_matrices,
+    gradient_of_rows,
+    grouped_product,
+)
 from mfu_jax.layers.projections.quantization import (
     RECIPES,
     Quantization,
@@ -99,7 +103,7 @@ def test_experts_are_qwixs_to_the_bit(name: str) -> None:
 def test_experts_on_tpus_multiply_the_same_rounded_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kernel in (gradient_of_matrices, gradient_of_rows):
+    for kernel in (gradient_of_matrices, gradient_of_rows, grouped_product):
         name_in = f"mfu_jax.layers.projections.quantization.{kernel.__name__}"
         monkeypatch.setattr(name_in, functools.partial(kernel, interpret=True))
     rows, kernels, dy = normal(0, 128, 8), normal(1, 3, 8, 6), normal(2, 128, 6)
@@ -131,6 +135,20 @@ def test_kernels_on_tpus_load_no_types_of_amd(name: str, loads: str) -> None:
     for call in calls:
         assert loads in call
         assert "FNUZ" not in call
+
+
+def test_kernels_on_tpus_scale_their_sums_themselves() -> None:
+    """As MaxText's do: no pass over the products comes after them."""
+
+    def product(rows: jax.Array, kernels: jax.Array) -> jax.Array:
+        return quantized_ragged_dot(rows, kernels, jnp.array([64, 64]), recipe("fp8_full"), True)
+
+    shapes = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((128, 256), (2, 256, 384)))
+    text = jax.jit(product).trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
+    made = [line for line in text.splitlines() if line.rstrip().endswith("tensor<128x384xbf16>")]
+    assert len(made) == 2  # the kernel's result, which is returned
+    assert "@tpu_custom_call" in made[0]
+    assert "return" in made[1]
 
 
 def test_whole_experts_are_gathered_last() -> None:

@@ -117,7 +117,7 @@ def instrument(
     )
 
     def wrap(step_fn: Callable[..., Any]) -> InstrumentedStep | DisabledStep:
-        resolved, config = resolve(settings, options, flops_source)
+        resolved, config = resolve(settings, options, flops_source, logger)
         call = jitted(step_fn, name_of(step_fn), jit)
         if logger is not None:
             refuse_logger_settings(resolved, sinks, logger)

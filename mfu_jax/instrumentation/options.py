@@ -19,6 +19,7 @@ from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import Settings
 
 _OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile", "webhook_url")
+_SHARED = ("convention", "hardware", "peak_tflops_per_device")
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
 OF_LOGGER = (
     "run_dir",
@@ -43,14 +44,22 @@ class StepOptions(NamedTuple):
 
 
 def resolve(
-    settings: Settings | None, options: Mapping[str, Any], flops_source: Any
+    settings: Settings | None,
+    options: Mapping[str, Any],
+    flops_source: Any,
+    logger: MetricLogger | DisabledLogger | None = None,
 ) -> tuple[Settings, Any]:
     """The settings with `options` applied, and the config, if any, after a trial count.
+
+    Without settings, the peak and the convention are those of the shared `logger`'s first function.
 
     Raises:
         UserError: an option is unknown or wrong, or the config cannot be counted.
     """
-    values = {} if settings is None else vars(settings)
+    made_by = logger.config if isinstance(logger, MetricLogger) else None
+    values = {name: getattr(made_by, name) for name in _SHARED if hasattr(made_by, name)}
+    if settings is not None:
+        values = vars(settings)
     if settings is not None and "run_dir" in options:
         values = settings.outside_run_dir()
     config = None

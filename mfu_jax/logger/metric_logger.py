@@ -91,6 +91,7 @@ class MetricLogger:
             (``warmup_steps=…``) that replace those of `cost` and `config`.
 
     Attributes:
+        config: the one given, with `fields`.
         cost: cost of a step, unless `record` is given another.
         judge: makes the summary's verdict, of the summary without it, the set-up (``values`` and
             ``texts``) and the ``profile/…`` numbers; None: it has none.
@@ -120,6 +121,7 @@ class MetricLogger:
     ) -> None:
         places = assembly.run_places(run_dir)
         self.cost, config = assembly.with_fields(cost, config, fields)
+        self.config = config
         self.judge: Judge | None = None
         self._setup: Mapping[str, Mapping[str, Any]] = {}
         self._profile: dict[str, float] = {}

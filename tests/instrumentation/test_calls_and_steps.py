@@ -131,7 +131,6 @@ def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Pat
         jax.jit(lambda w: {"norm": jnp.sum(w.T @ w)}),
         metrics=lambda output: output,
         logger=first.logger,
-        peak_tflops_per_device=1.0,
     )
     memory = ListSink()
     logger = MetricLogger(sinks=[memory])  # a logger of the user's has its set-up, too
@@ -153,6 +152,9 @@ def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Pat
     assert [line["step"] for line in lines] == [0, 1, 2]
     flops = 2 * ROWS * D * F + 2 * F * D * F
     assert [line["perf/per_device_tflops"] for line in lines] == [flops / 1e12] * 3
+    assert [line["perf/per_device_tokens"] for line in lines] == [TOKENS] * 3
+    for line in lines:  # relative to the peak of 1 TFLOP/s that the first was given
+        assert line["perf/mfu"] == pytest.approx(flops / 1e12 / line["perf/step_time_seconds"])
     assert all("learning/loss" in line and "learning/norm" in line for line in lines)
 
 

@@ -15,6 +15,7 @@ the previous one has ended.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -244,6 +245,15 @@ def sum_of(costs: list[LateCost]) -> Callable[[], StepCost] | None:
     return (lambda: add_costs(map(_now, costs))) if costs else None
 
 
+def _cost_of_calls(costs: list[StepCost]) -> StepCost:
+    """The cost of the calls of a step, whose tokens those that have any state in equal parts.
+
+    A call that only updates the weights may state none, though it is one of the step's calls.
+    """
+    tokens = len(costs) * max(cost.tokens_per_device for cost in costs)
+    return dataclasses.replace(add_costs(costs), tokens_per_device=tokens)
+
+
 class StepScope(Span):
     """One step, timed as a block; made by `MetricLogger.step`.
 
@@ -316,4 +326,4 @@ class StepCalls:
         calls, self._calls = self._calls, []
         means = means_of([of_call for of_call, _ in calls])
         shown = {name: mean for name, mean in means.items() if name[:1] != "_"}
-        return shown | {"_last": metrics}, sum_of([cost for _, cost in calls])
+        return shown | {"_last": metrics}, lambda: _cost_of_calls([_now(cost) for _, cost in calls])

@@ -185,6 +185,13 @@ def read_attempts_of(metrics_file: Path | Address) -> tuple[list[LoggedAttempt],
     return sorted(attempts, key=lambda attempt: attempt.offset + attempt.began), notes
 
 
+def _seconds(value: Any) -> float:
+    """A time in a log; three centuries are a broken line, not days to add up."""
+    if not abs(seconds := float(value)) < 1e10:
+        raise ValueError(value)
+    return seconds
+
+
 class _LogReader:
     """Parses the lines of one log."""
 
@@ -228,10 +235,10 @@ class _LogReader:
             self._attempt = self._start(values)
         elif self._attempt is not None:
             if "m" not in values:  # told by the next process, which looked at the file's time
-                self._seen(float(values["t"]))
+                self._seen(_seconds(values["t"]))
                 return
-            m = float(values["m"])
-            self._offset = float(values["t"]) - m
+            m = _seconds(values["m"])
+            self._offset = _seconds(values["t"]) - m
             self._on_sign(m - self._attempt.alive, m - self._process_began)
             self._attempt.alive = max(self._attempt.alive, m)
             if (take := getattr(self, f"_on_{event}", None)) is not None:
@@ -246,8 +253,8 @@ class _LogReader:
             )
             return None
         is_old = self._version == 1
-        self._offset = float(values["t"]) - float(values["m"])
-        self._process_began = float(values["began_m"])
+        self._offset = _seconds(values["t"]) - _seconds(values["m"])
+        self._process_began = _seconds(values["began_m"])
         self._sum = self._squares = 0.0
         return LoggedAttempt(
             process=int(values["process"]),
@@ -258,7 +265,7 @@ class _LogReader:
             began=self._process_began,
             silence_seconds=float(values["mark_us"]) / 2e6 if is_old else 0.0,
             wait_seconds=0.0 if is_old else None,
-            alive=float(values["m"]),
+            alive=_seconds(values["m"]),
         )
 
     def _on_sign(self, gap: float, age: float) -> None:
@@ -318,8 +325,9 @@ class _LogReader:
             raise TypeError(values)
         if min(numbers) < 0:
             raise ValueError(values)
+        _seconds(max(numbers) / 1e6)
         block = StepBlock(
-            end_m=float(values["m"]),
+            end_m=_seconds(values["m"]),
             first=int(values["first"]),
             by=max(1, int(values.get("by", 1))),
             us=us,
@@ -332,15 +340,15 @@ class _LogReader:
             attempt.blocks.append(block)
 
     def _on_span(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
-        begin = float(values["m"])
-        end = begin + values["us"] / 1e6 if "us" in values else None
+        begin = _seconds(values["m"])
+        end = begin + _seconds(values["us"] / 1e6) if "us" in values else None
         attempt.alive = max(attempt.alive, end or begin)
         self._spans[str(values["name"]), begin] = end
         if "step" in values:
             self._early.append((int(values["step"]), int(values["step_us"]), begin))
 
     def _on_compile(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
-        attempt.compiled += [(float(begin), float(us) / 1e6) for begin, us in values["spans"]]
+        attempt.compiled += [(_seconds(begin), _seconds(us / 1e6)) for begin, us in values["spans"]]
 
     def _on_alive(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
         if self._version == 1:

@@ -153,6 +153,8 @@ def test_a_killed_line_costs_itself(tmp_path: Path, log: WrittenLog) -> None:
         {"us": [True]},
         {"us": "long"},
         {"us": [S], "first": None},
+        {"us": [2**63]},  # 292,000 years, each of whose days would be added up
+        {"us": [S], "t": float("nan")},
     ],
 )
 def test_a_damaged_line_is_left_out(

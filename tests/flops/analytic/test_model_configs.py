@@ -53,6 +53,7 @@ def test_what_only_a_config_json_sets_is_not_an_override() -> None:
         ({"num_query_heads": 3, "num_kv_heads": 2}, "num_query_heads=3 is not a multiple"),
         ({"attention_type": "locl_sliding"}, "(?s)expected .*did you mean 'local_sliding'"),
         ({"packed_document_lengths": [9, 9], "max_target_length": 16}, "sum to 18"),
+        ({"packed_document_lengths": [-5, 16]}, "expected no negative number"),
         ({"image_size_for_vit": [8, 8, 3]}, "height and width"),
         ({"num_exprts": 3}, "unknown key 'num_exprts'\nhint: did you mean 'num_experts'"),
         ({"mlp_dim": 2**51}, "mlp_dim=2251799813685248: expected a number from 0"),

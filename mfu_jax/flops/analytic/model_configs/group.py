@@ -104,6 +104,8 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     value = typed(name, value, kind)
     if isinstance(value, tuple) and kind == int | tuple[int, ...] and len(value) != 2:
         raise UserError(f"{name}={shown(value)}: expected one number or two, height and width")
+    if isinstance(value, tuple) and any(isinstance(size, int) and size < 0 for size in value):
+        raise UserError(f"{name}={shown(value)}: expected no negative number")
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
         return value
     number = 0 if value == -1 else integral(value)

@@ -109,6 +109,11 @@ class Follower:
         """Whether the sink's last write failed."""
         return self._retry_seconds > 0
 
+    def drops(self, record: StepRecord) -> bool:
+        """Whether a record older than what waits has no room here, rather than being written."""
+        is_new = self.last is None or record.unix_seconds > self.last.unix_seconds
+        return is_new and len(self._queue) >= MOST_ITEMS
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
@@ -125,7 +130,7 @@ class Follower:
             item = self._queue.popleft()
             if isinstance(item, Event):
                 self._texts.append(item)
-            elif self._log.is_on_disk(self):
+            elif self._log.is_on_disk(self, item):
                 self._misses = True
             else:
                 self.lost["too far behind"] += 1

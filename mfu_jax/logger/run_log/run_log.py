@@ -234,7 +234,8 @@ class RunLog:
                 "%s ends at step %d, but the run resumes at %d: the steps between are missing",
                 *(getattr(sink, "path", follower.name), lacks.start - 1, lacks.stop),
             )
-        self._followers.append(follower)
+        # The file first: what it drops, no other follower can get from it.
+        self._followers.insert(0 if self._records is follower else len(self._followers), follower)
         follower.start()
         return follower
 
@@ -256,12 +257,13 @@ class RunLog:
 
         return LoggedRecords(path, self.log_period, after=after)
 
-    def is_on_disk(self, follower: Follower) -> bool:
-        """Whether what a follower lacks can be read back from the file of records."""
+    def is_on_disk(self, follower: Follower, record: StepRecord | None = None) -> bool:
+        """Whether what a follower lacks, or one such record, can be read back from the file."""
         file = self._records
         if file is None or file is follower:
             return False
-        return not (file.has_hung or file.is_failing)
+        has_dropped = record is not None and file.drops(record)
+        return not (file.has_hung or file.is_failing or has_dropped)
 
     def leave(self, followers: Sequence[Follower]) -> None:
         """Forgets followers that have ended."""

@@ -348,6 +348,38 @@ def test_what_memory_no_longer_has_comes_from_the_file_in_order(
     assert told == [events.BEHIND, events.CAUGHT_UP]
 
 
+def test_what_the_file_had_no_room_for_is_lost_to_a_sink_that_lacks_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both hold step 0 and wait; of 1 to 20 there is room for the last five."""
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.MOST_ITEMS", 5)
+    begun, works = threading.Event(), threading.Event()
+    append = JsonlSink.write_many
+
+    def write(file: JsonlSink, records: Sequence[StepRecord]) -> None:
+        begun.set()
+        assert works.wait(HANG_SECONDS)
+        append(file, records)
+
+    monkeypatch.setattr(JsonlSink, "write_many", write)
+    monkeypatch.setattr(JsonlSink, "write", lambda file, record: write(file, [record]))
+    sink, log = HangingSink(), RunLog(tmp_path / "metrics.jsonl")
+    follower = log.follow(sink)
+    file = log.follow(JsonlSink(tmp_path / "metrics.jsonl"))
+    log.append(records(0))
+    assert sink.begun.wait(HANG_SECONDS)
+    assert begun.wait(HANG_SECONDS)
+    for steps in ((1, 2, 3), range(4, 21)):
+        log.append(records(*steps))
+    works.set()
+    sink.release.set()
+    for each in (file, follower):
+        settle(each)
+    log.close()
+    assert sink.steps == [0, *range(16, 21)]
+    assert file.lost == follower.lost == {"too far behind": 15}
+
+
 def test_a_sink_that_failed_within_a_batch_gets_what_came_after_it_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,7 +16,8 @@ Two folders are compared: what got slower, in seconds per step, and why.
   tokens_per_step=N  tokens of a step on one device, by which the MFU is placed among published runs
                    of models of this size; by default those of the run whose profile it is
   hardware=NAME    the chip, if the trace does not name it; or calibrate
-  peak_tflops_per_device=N  dense peak, instead of the table's; CPUs are calibrated
+  peak_tflops_per_device=N  dense peak, instead of what the run was given, or the table's; CPUs are
+                   calibrated
   plan=FILE        also prints where the time differs from the plan's, op by op, with the cause in
                    seconds; FILE is what mfu-jax plan … --json prints
   perfetto=FILE    writes the timeline with each op's FLOPs, MFU and scope to FILE.json.gz, which
@@ -108,10 +109,11 @@ def _folders(arguments: Arguments) -> list[str]:
 def _read(folder: str, values: Mapping[str, str]) -> Profile:
     from mfu_jax.profiling.profile import read_profile
 
-    tokens, settings, note = _of_run(folder)
+    tokens, settings, note, peak = _of_run(folder)
+    given = None if "hardware" in values else peak
     profile = read_profile(
         folder,
-        peak_tflops_per_device=number_of(values, PEAK, float),
+        peak_tflops_per_device=number_of(values, PEAK, float, default=given),
         hardware=values.get("hardware", ""),
         model_flops=number_of(values, MODEL_FLOPS, int, is_positive=True, hint=_FLOPS),
         tokens=number_of(values, _TOKENS, float, default=tokens, is_positive=True),
@@ -128,20 +130,22 @@ def _log_of(folder: str) -> str:
     return ""
 
 
-def _of_run(folder: str) -> tuple[float | None, Mapping[str, str], str]:
-    """What its run logged: the tokens of a step on one device, its settings, its power limit."""
+def _of_run(folder: str) -> tuple[float | None, Mapping[str, str], str, float | None]:
+    """What its run logged: a step's tokens on one device, settings, power limit, a given peak."""
     from mfu_jax.runs.metrics.files import WARMUP_STEPS, read_metrics
     from mfu_jax.runs.report.setup import read_setup
 
     if not (log := _log_of(folder)):
-        return None, {}, ""
+        return None, {}, "", None
     with contextlib.suppress(UserError):  # the trace can be read without it
         run = read_metrics(log)
         summary = run.summary(warmup_steps=WARMUP_STEPS)
         rate, seconds = summary.tokens_per_sec_per_device, summary.mean_seconds
         tokens = rate * seconds if rate and seconds else None
-        return tokens, read_setup(log).config, _at_power_limit(run.gpu, summary.mfu or 0.0)
-    return None, {}, ""
+        setup, note = read_setup(log), _at_power_limit(run.gpu, summary.mfu or 0.0)
+        peak = setup.peak_tflops if f"(flag: {PEAK}=" in (setup.peak or "") else None
+        return tokens, setup.config, note, peak
+    return None, {}, "", None
 
 
 def _at_power_limit(reading: Mapping[str, float], run_mfu: float) -> str:

@@ -49,6 +49,20 @@ def test_pages_that_cannot_be_are_one_line(
         assert error in capsys.readouterr().err
 
 
+def test_the_peak_that_the_run_was_given_is_the_profiles(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(folder / "metrics.jsonl", [2.0] * 9)
+    values = {"peak of one device": "100 TFLOP/s/device in bf16 (flag: peak_tflops_per_device=100)"}
+    setup = {"e": "setup", "seq": 0, "t": 0.0, "m": 0.0, "values": values, "texts": {}}
+    (folder / "metrics.jsonl.events.0.jsonl").write_text(
+        json.dumps(setup, separators=(",", ":")) + "\n"
+    )
+    for words, peak in (([], 100), (["peak_tflops_per_device=50"], 50), (["hardware=v5e"], 197)):
+        assert cli.main(["profile", str(folder), "--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["peak"]["flops_per_sec"] == peak * 1e12
+
+
 def test_the_tokens_of_a_step_place_the_mfu_among_models_of_its_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

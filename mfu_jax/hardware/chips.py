@@ -42,6 +42,7 @@ class Chip:
     clock_state_gain: str = ""
     default_clock: float = 1.0
     matrix_unit: int | None = None
+    memory_share: float | None = None
     interconnect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...] = ()

@@ -99,18 +99,21 @@ class Efficiencies:
         narrow_tpu_matmul: with units of 128 × 128: 0.92 in one matmul of 8192 on a v5e (JAX's docs,
             Pallas TPU, "Matrix Multiplication"). XLA's own cycles come to 0.88 there, 0.90 on a
             v5p, 0.70 on a v6e. Not fitted to a step.
-        tpu_fusion: other fusions on a TPU, of the memory bandwidth: additions of 5 GB take 8.02 ms
-            on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree there; for
-            bfloat16 they imply half of it, as they count elements of whatever width. Also copies
-            that move whole tiles: XLA gives one of 2 GB and an addition the same cycles on a v5e,
-            v5p, v6e and TPU7x.
+        tpu_fusion: other fusions on a TPU, of the memory bandwidth, where a chip has no
+            `memory_share` of its own: additions of 5 GB take 8.02 ms on a v6e (openxla/xprof's
+            trace of four, tests/data). XLA's cycles agree there; for bfloat16 they imply half of
+            it, as they count elements of whatever width. Also copies that move whole tiles: XLA
+            gives one of 2 GB and an addition the same cycles on a v5e, v5p, v6e and TPU7x.
         tpu_copy: copies that rearrange what is in a tile, of the memory bandwidth: what XLA's
             cycles imply for 32-bit elements.
         hbm: of a TPU's memory bandwidth; not fitted.
         gpu_hbm: of a GPU's: all fusions of a step, the median of three traced steps: GPT-2 on an
             H100 (0.72), Llama 3.2 1B and Llama 3 8B on an H200 (0.79 each; h200_runs.json in
             scripts/results). Arrays of 0.1 GB reach 0.87 alone. Not fitted to a step's time.
-        link: of the bandwidth of a TPU's link, and of the data-center network; not fitted.
+        ici: of the bandwidth of a TPU's links: the mean of 0.95 in all-gathers on a v5e (scaling
+            book, "Sharded matrices"), 0.96 in permutations on a v5p and a v6e (marin-community/
+            marin#6736) and 0.89 in all-gathers on a TPU7x (tpu-recipes, microbenchmarks/ironwood).
+        link: of the data-center network's bandwidth; not fitted.
         nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB on eight H100, from XLA's table
             of collectives (openxla/xla, default_collective_perf_table.txtpb); others in `nccl`.
         host: of the bandwidth between HBM and host memory: 28.4 GB/s to a v6e, 29.4 from it, in
@@ -131,6 +134,7 @@ class Efficiencies:
     tpu_copy: float = 0.4
     hbm: float = 0.85
     gpu_hbm: float = 0.79
+    ici: float = 0.94
     link: float = 0.9
     nvlink: float = 0.78
     host: float = 0.9
@@ -194,7 +198,8 @@ class Durations:
         if self.target.platform == "cuda":
             seconds = self._by_nccl(collective, group)
         else:
-            seconds = links.seconds(collective, group, self.target) / self.efficiencies.link
+            share = self.efficiencies.ici if link == "ici" else self.efficiencies.link
+            seconds = links.seconds(collective, group, self.target) / share
         lanes = links.lanes(collective, record.device_groups, link)
         axes = named_axes(record, self.mesh)
         over = f" over {axes}" if axes else ""
@@ -289,8 +294,9 @@ class Durations:
         if record.flops:
             matmul = record.shape.passes * self._seconds(record.flops_by_dtype, self.matmul_share)
             return Duration("matmul", start + max(matmul, memory, vector))
-        copy = shares.tpu_fusion if record.shape.keeps_tiles else shares.tpu_copy
-        own = {"fusion": shares.tpu_fusion, "copy": copy}
+        fusion = self.target.chip.memory_share or shares.tpu_fusion
+        copy = fusion if record.shape.keeps_tiles else shares.tpu_copy
+        own = {"fusion": fusion, "copy": copy}
         memory *= shares.hbm / own.get(record.opcode, shares.hbm)
         return Duration(_vector_cause(record), start + max(memory, vector))
 

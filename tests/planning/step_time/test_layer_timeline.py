@@ -12,7 +12,7 @@ from mfu_jax.planning.step_time.schedule import predicted_time
 from mfu_jax.planning.targets import parse_target
 from tests.support.told_work import with_work
 
-PERFECT = Efficiencies(link=1.0)
+PERFECT = Efficiencies(ici=1.0)
 TEXT = with_work("""HloModule m, num_partitions=8
 ENTRY %main (x: f32[8], big: f32[11250000]) -> f32[8] {
   %x = f32[8] parameter(0)

@@ -33,6 +33,7 @@ _WHOLE_MEMORY = (
     "hide transfers in the last 5% of the memory, if the step then fits: "
     f"xla_flags={_SCHEDULERS_SHARE}=100"
 )
+_MORE_VMEM = "leave matmuls 64 MiB of VMEM: xla_flags=--xla_tpu_scoped_vmem_limit_kib=65536"
 _WINDOWED = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
 _MORE_MICROBATCHES = "twice the num_pipeline_microbatches=, of half the size: a smaller bubble"
 _INSTEAD = {
@@ -76,6 +77,7 @@ def changes(
         flags: compiler flags that are known to be set.
     """
     saved = [
+        (_MORE_VMEM, line.by_cause["matmul"] * (1 - durations.vmem)),
         *_hidden(line, durations.target),
         *_scheduled_in_all_memory(line, durations.target, free, flags),
         *_without_recomputing(costs, durations, free),

@@ -19,7 +19,7 @@ from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
 from mfu_jax.planning.result.plan import UNITS, Plan, StepWork, is_much_recomputed
-from mfu_jax.planning.result.vmem import check_kernels
+from mfu_jax.planning.result.vmem import check_kernels, matmul_share
 from mfu_jax.planning.step_time import compared_runs, links
 from mfu_jax.planning.step_time.attention_kernels import (
     AS_COMPILED,
@@ -116,7 +116,8 @@ def make_plan(
     state = target.chip.clock_set_by(" ".join(flags))
     is_at_state = follows_run or state not in ("", "default")
     clock = target.chip.clock_with(flags) if is_at_state else 1.0
-    counter, costs, durations = _timed(program, target, work, efficiencies, clock)
+    vmem = matmul_share(target.chip, flags) if is_new else 1.0  # a dump's flags are not known
+    counter, costs, durations = _timed(program, target, work, efficiencies, clock, vmem)
     if is_new:
         check_kernels(counter.module, target.chip, flags)
     line = predicted_time(costs, durations, work.pipeline if work else None)
@@ -197,6 +198,7 @@ def _timed(
     work: StepWork | None,
     efficiencies: Efficiencies | None = None,
     clock: float = 1.0,
+    vmem: float = 1.0,
 ) -> tuple[ProgramCounter, ProgramCosts, Durations]:
     """The program's counter, its costs and its durations."""
     counter = counter_of(program, **program.counting)
@@ -207,6 +209,7 @@ def _timed(
         mesh=(work.mesh if work else {}) or program.topology.mesh,
         attention=(work.attention if work else None) or AS_COMPILED,
         clock=clock,
+        vmem=vmem,
     )
     costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
     costs = without_own_shortage(costs, work.partial_gradient_bytes if work else 0.0)

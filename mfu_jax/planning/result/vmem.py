@@ -1,4 +1,4 @@
-"""Refuses programs with a kernel that a TPU's VMEM cannot hold, as its compiler would.
+"""A TPU's VMEM: how fast matmuls are in their share, and kernels that it cannot hold, refused.
 
 A block that changes from step to step of the grid has two buffers, one of which is being filled;
 what the kernel does not use has none. What the compiler adds is not in the kernel's body.
@@ -26,17 +26,24 @@ from mfu_jax.hardware.chips import Chip
 
 
 class _Vmem(NamedTuple):
-    """MiB of a core's VMEM: what a kernel may take by default, and all of it."""
+    """A core's VMEM.
+
+    Attributes:
+        default: MiB that one instruction may take by default.
+        whole: MiB in all.
+        matmul: the share of their speed that matmuls reach with the default.
+    """
 
     default: int
     whole: int
+    matmul: float = 1.0
 
 
 _CHIPS = {
     "TPU v5e": _Vmem(16, 128),
     "TPU v5p": _Vmem(16, 64),
-    "TPU v6e (Trillium)": _Vmem(32, 128),
-    "TPU7x (Ironwood)": _Vmem(32, 64),
+    "TPU v6e (Trillium)": _Vmem(32, 128, 0.81),
+    "TPU7x (Ironwood)": _Vmem(32, 64, 0.83),
 }
 _FLAG = re.compile(r"--xla_tpu_scoped_vmem_limit_kib=(\d+)")
 _XLAS_OWN = "mosaic_fusion_entry_point"  # kernels of ragged_dot, whose blocks XLA chooses
@@ -60,8 +67,7 @@ def check_kernels(module: HloModule, chip: Chip, flags: Sequence[str]) -> None:
     """
     if not (vmem := _CHIPS.get(chip.name)):
         return
-    set_by_flags = _FLAG.findall(" ".join(flags))
-    default = int(set_by_flags[-1]) / 1024 if set_by_flags else vmem.default
+    default = _limit_set_by(flags) or vmem.default
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
             call = KernelCall(computation, instruction)
@@ -69,6 +75,22 @@ def check_kernels(module: HloModule, chip: Chip, flags: Sequence[str]) -> None:
             if is_kernel and _XLAS_OWN not in instruction.attribute_text:
                 limit = min(_own_limit(call) or default, vmem.whole)
                 _check(call, chip, limit, vmem.whole)
+
+
+def matmul_share(chip: Chip, flags: Sequence[str]) -> float:
+    """The share of their speed that matmuls reach in the VMEM that flags leave them; 1 at most.
+
+    From XLA's own cycles (scripts/results/matmul_vmem.json). Recipes set 64 MiB or more, from which
+    on published steps differ by 2% (vlasenkoalexey/tpu_performance_autoresearch_wiki).
+    """
+    vmem = _CHIPS.get(chip.name)
+    return vmem.matmul if vmem and _limit_set_by(flags) <= vmem.default else 1.0
+
+
+def _limit_set_by(flags: Sequence[str]) -> float:
+    """MiB; 0 without a flag."""
+    found = _FLAG.findall(" ".join(flags))
+    return int(found[-1]) / 1024 if found else 0.0
 
 
 def _own_limit(call: KernelCall) -> float:

@@ -165,6 +165,7 @@ class Durations:
         mesh: axis → size, in the order of the program's devices; empty: not known.
         attention: where the run's attention kernel is another than the program's.
         clock: of a TPU's cores, as a share of the clock at which its peaks hold.
+        vmem: the share of their speed that a TPU's matmuls reach in the VMEM that they may take.
     """
 
     target: Target
@@ -173,6 +174,7 @@ class Durations:
     mesh: Mapping[str, int] = field(default_factory=dict)
     attention: RunsKernel = AS_COMPILED
     clock: float = 1.0
+    vmem: float = 1.0
 
     @property
     def matmul_share(self) -> float:
@@ -181,7 +183,8 @@ class Durations:
         if self.target.platform == "cuda":
             return shares.matmul if self.target.devices == 1 else shares.shared_matmul
         narrow = chip.matrix_unit == _NARROW_UNIT
-        return (shares.narrow_tpu_matmul if narrow else shares.tpu_matmul) / chip.default_clock
+        share = shares.narrow_tpu_matmul if narrow else shares.tpu_matmul
+        return share * self.vmem / chip.default_clock
 
     def of(self, record: InstructionRecord) -> Iterator[Duration]:
         """The parts of an instruction in order of execution, its transfer last."""

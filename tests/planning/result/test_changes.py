@@ -120,3 +120,26 @@ def test_matmuls_of_float32():
     assert narrow.saves_seconds == pytest.approx(
         plan.time_by_cause["matmul"] * (1 - peaks[0] / peaks[1])
     )
+
+
+MATMUL = """HloModule m
+ENTRY %main (x: bf16[8192,8192], y: bf16[8192,8192]) -> bf16[8192,8192] {
+  %x = bf16[8192,8192]{1,0} parameter(0)
+  %y = bf16[8192,8192]{1,0} parameter(1)
+  ROOT %d = bf16[8192,8192]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def test_more_vmem_for_matmuls_saves_what_a_plan_with_it_is_shorter_by():
+    program, chip = ProgramDump(text=MATMUL), parse_target(topology="v6e-1")
+    default = make_plan(program, chip, is_new=True)
+    raised = make_plan(program, chip, is_new=True, flags=("--xla_tpu_scoped_vmem_limit_kib=98304",))
+    (change,) = default.changes
+    assert "--xla_tpu_scoped_vmem_limit_kib=" in change.change
+    assert not raised.changes
+    saved = default.step_time_seconds - raised.step_time_seconds
+    assert saved == pytest.approx(change.saves_seconds, rel=0.01)
+    assert saved > 0.1 * default.step_time_seconds
+    of_a_dump = make_plan(program, chip)  # whose flags are not known
+    assert of_a_dump.step_time_seconds == raised.step_time_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -15,7 +16,8 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
 from mfu_jax.flops.executed.kernels.registry import MOSAIC_TPU, KernelCall
 from mfu_jax.hardware.chips import named
-from mfu_jax.planning.result.vmem import check_kernels, least_mib
+from mfu_jax.planning.result.vmem import check_kernels, least_mib, matmul_share
+from scripts import results
 from tests.support.recorded import text_of
 
 MIB = 2**20
@@ -97,6 +99,26 @@ def test_a_kernel_is_refused_as_libtpu_refuses_it(
         check_kernels(module, named(chip), (flags,))
     said = [float(number) for number in re.findall(r"([\d.]+) MiB", str(refused.value))]
     assert said == pytest.approx(figures, abs=0.01)
+
+
+@pytest.mark.parametrize("chip", ["v6e", "tpu7x"])
+def test_matmuls_in_the_default_vmem_are_as_slow_as_xla_says(chip: str) -> None:
+    (table,) = results.read("matmul_vmem")
+    by_width = []
+    for width in (4096, 8192):
+        rows = [r for r in table["rows"] if r["chip"] == chip and r["width"] == width]
+        raised, default = (
+            sum(row[ms] * row["in a layer"] for row in rows) for ms in ("raised ms", "default ms")
+        )
+        by_width.append(raised / default)
+    for flags in ((), ("--xla_tpu_scoped_vmem_limit_kib=16384",)):
+        share = matmul_share(named(chip), flags)
+        assert share == pytest.approx(math.prod(by_width) ** 0.5, abs=0.005)
+    assert matmul_share(named(chip), (FLAG,)) == 1
+
+
+def test_matmuls_of_narrow_units_do_not_need_more_vmem() -> None:
+    assert matmul_share(named("v5e"), ()) == matmul_share(named("v5p"), ()) == 1
 
 
 def test_an_array_in_vmem_has_no_buffers() -> None:

@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         _forget_output()
-        return _stopped(name, f"stopped by the system: {error}", 1, "free space, or ask again")
+        is_denied = isinstance(error, PermissionError)
+        hint = "ask its owner to let you read it" if is_denied else "free space, or ask again"
+        return _stopped(name, f"stopped by the system: {error}", 1, hint)
     except MemoryError:
         return _stopped(name, "memory ran out", 1, "pass a smaller input")
     except KeyboardInterrupt:

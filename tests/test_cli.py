@@ -149,6 +149,11 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
             1,
             "mfu-jax try: .*No space left on device.*\nhint: .*",
         ),
+        (
+            "raise PermissionError(13, 'Permission denied')",
+            1,
+            "mfu-jax try: .*Permission denied.*\nhint: ask its owner to let you read it",
+        ),
         ("raise KeyboardInterrupt", 130, ""),
     ],
 )

@@ -36,6 +36,7 @@ from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import run_logs
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import counted, json_text
+from mfu_jax.util.user_files import opened
 from mfu_jax.util.values import number_of
 from mfu_jax.verdict import Verdict
 
@@ -52,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments = parse(argv, flags=("--json",))
     path = local_metrics_file(arguments.one_name("run"))
+    with opened(path, "the metrics file of a run"):  # or it ends here, before a sink is made
+        pass
     values = arguments.values
     if "sink" not in values:
         raise UserError(

@@ -57,6 +57,24 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
+def test_a_file_that_cannot_be_read_is_one_line_and_no_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    reader = open
+
+    def denied(path: Any, *arguments: Any, **options: Any) -> Any:
+        if str(path) == str(tmp_path / "metrics.jsonl"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return reader(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", denied)
+    copy = tmp_path / "copy.jsonl"
+    assert main(["replay", str(tmp_path), "--sink=jsonl", f"path={copy}"]) == 2
+    assert "metrics.jsonl' cannot be read (Permission denied)" in capsys.readouterr().err
+    assert not copy.exists()
+
+
 @pytest.mark.parametrize("log_period", [1, 10])
 def test_a_file_that_is_written_later_is_the_one_that_was_written_live(
     tmp_path: Path, log_period: int

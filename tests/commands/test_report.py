@@ -354,6 +354,22 @@ def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
     )
 
 
+def test_a_run_whose_records_are_gone_or_unreadable_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "metrics.jsonl' holds no training step" in capsys.readouterr().err
+
+    def denied(folder: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("os.listdir", denied)
+    assert main(["report", str(tmp_path)]) == 1
+    assert f"Permission denied: '{tmp_path}'" in capsys.readouterr().err
+
+
 def test_a_dash_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], report: Report
 ) -> None:

@@ -49,7 +49,7 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
         return run if run.name.endswith(".jsonl") else run / "metrics.jsonl"
     if not run.is_dir():
         return run
-    found = [path.name for path in run.glob("*.jsonl")]
+    found = [name for name in os.listdir(run) if name.endswith(".jsonl")]  # glob hides errors
     names = {log[1] if (log := _LOG.fullmatch(name)) else name for name in found}
     if "metrics.jsonl" in names:
         names = {"metrics.jsonl"}

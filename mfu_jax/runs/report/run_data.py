@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -246,7 +247,7 @@ def answer_without_steps(run: str) -> tuple[Mapping[str, Any], str] | None:
         run: as for `read_metrics_of`.
     """
     time = None if run == "-" else read_logged(metrics_file_of(path_of(run)))
-    if time is None or _has_steps(run):
+    if time is None or _has_steps(run, time):
         return None
     summary = Summary(steps=0)
     verdict = run_verdict(time.path, summary, read_setup(time.path), wall=time.time, profile={})
@@ -254,11 +255,11 @@ def answer_without_steps(run: str) -> tuple[Mapping[str, Any], str] | None:
     return answer | _time(time, summary), f"{verdict.render()}\n{time.render()}"
 
 
-def _has_steps(run: str) -> bool:
+def _has_steps(run: str, time: RunTime) -> bool:
     try:
         return read_metrics_of(run).summary(warmup_steps=0).steps > 0
-    except UserError:
-        return False
+    except UserError:  # a file that is there, and cannot be read, has the steps that the log knows
+        return time.steps > 0 and os.path.exists(time.path)
 
 
 def read_run_data(run: str, options: Options) -> RunData:

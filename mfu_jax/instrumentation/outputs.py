@@ -126,11 +126,23 @@ def _find(output: Any) -> Selection | None:
             return _of_attributes(path, value)
     scalars = [(path, value) for path, value in places if _is_scalar(value)]
     if scalars:
-        return _of_scalars(scalars)
+        return _of_scalars(scalars, places)
     for path, value in places:
         if isinstance(value, Mapping) and any("loss" in str(k).lower() for k in value):
             return _of_mapping(path, value)
     return None
+
+
+def _beside(loss: tuple[Any, ...], places: list[tuple[tuple[Any, ...], Any]]) -> str:
+    """The mapping of scalars beside a loss, as in ``(loss, {"accuracy": …})``, if there is one."""
+    for path, value in places:
+        names = _names_of(value if isinstance(value, Mapping) else {})
+        if names.kept and not names.left_out:  # else it is a state
+            both = f"{{'loss': {_shown(loss)}, **{_shown(path)}}}"
+            return (
+                f"{names.text} in {_shown(path)}; to log them, pass metrics=lambda output: {both}"
+            )
+    return ""
 
 
 def _hint(output: Any) -> str:
@@ -243,7 +255,9 @@ def _field_names(value: Any) -> list[str]:
     return [name for name in names if hasattr(value, name)]
 
 
-def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:
+def _of_scalars(
+    scalars: list[tuple[tuple[Any, ...], Any]], places: list[tuple[tuple[Any, ...], Any]]
+) -> Selection:
     floats = [path for path, value in scalars if np.issubdtype(_dtype(value), np.inexact)]
     loss = floats[0] if floats else None
     names = {
@@ -254,7 +268,8 @@ def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:
     def read(out: Any) -> Metrics:
         return {name: _at(out, path) for path, name in names.items()}
 
-    return Selection(read, ", ".join(f"{_shown(p)} as {name}" for p, name in names.items()))
+    text = ", ".join(f"{_shown(p)} as {name}" for p, name in names.items())
+    return Selection(read, text, _beside(loss, places) if loss else "")
 
 
 def _unreplicated(selection: Selection, output: Any) -> Selection:

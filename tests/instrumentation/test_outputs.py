@@ -14,6 +14,7 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
+from mfu_jax.instrumentation.outputs import select_metrics
 from tests.support.instrumented import (
     PEAK,
     STEP_FLOPS,
@@ -58,6 +59,17 @@ def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: s
     step.close()
     found = {n for n in memory.records[0].scalars if n.startswith("learning/")}
     assert found == {f"learning/{name}" for name in expected}
+
+
+def test_metrics_beside_a_bare_loss_are_named_with_what_logs_them() -> None:
+    """``(loss, aux)`` is what ``jax.value_and_grad(has_aux=True)`` returns; a state is none."""
+    one, two = jnp.float32(1.0), jnp.float32(2.0)
+    state = {"w": jnp.ones((2, 2)), "step": jnp.int32(7)}
+    output = (state, (one, {"accuracy": two}))
+    text, _, advice = select_metrics(output).left_out.partition("; to log them, pass metrics=")
+    assert text == "accuracy in output[1][1]"
+    assert eval(advice)(output) == {"loss": one, "accuracy": two}
+    assert select_metrics((state, one)).left_out == ""
 
 
 class Named(NamedTuple):

@@ -376,7 +376,8 @@ def view_of(
         step=newest,
         count=count,
         reports=tuple(sorted(reports, key=lambda report: report.process)),
-        missing=tuple(sorted(set(range(count)) - {report.process for report in current})),
+        # Process 0 compares: its own report may be late, but it is there.
+        missing=tuple(sorted(set(range(1, count)) - {report.process for report in current})),
         suspects=tuple(suspects),
         slow=tuple(slow for slow in suspects if _who(slow) in known),
     )

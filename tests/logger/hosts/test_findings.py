@@ -146,6 +146,12 @@ def test_a_host_is_named_after_two_exchanges_once_and_when_it_recovers() -> None
     assert fourth.scalars()["hosts/slow"] == 0
 
 
+def test_the_process_that_compares_is_not_missing_however_late_its_report() -> None:
+    ahead = [dataclasses.replace(r, step=5 * PERIOD) for r in job(3, 0) if r.process]
+    view = view_of([job(3, 0)[0], *ahead], count=3, period=PERIOD, compares_cpu=False)
+    assert (view.missing, view.notes) == ((), ())
+
+
 def test_missing_hosts_are_named_once() -> None:
     reports = [r for r in job(1024, 0) if r.process not in (5, 77)]
     first = view_of(reports, count=1024, period=PERIOD, compares_cpu=False)

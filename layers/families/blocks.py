@@ -270,6 +270,7 @@ def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> Ex
         "bias": config.use_bias,
         "capacity_factor": max(config.capacity_factor, 0.0),
         "slots_by_matmul": config.slots_by_matmul,
+        "whole_routing": config.whole_routing,
         "whole_gradients": config.whole_expert_gradients,
         "shared": shared,
         "whole": config.shard_exp_on_fsdp,

@@ -18,8 +18,8 @@ from ..building import Builder, Inputs
 from ..projections.grouped_matmuls import grouped_dot, has_tiles
 from ..projections.linears import ACTIVATIONS
 from ..projections.lora import Adapter
-from ..projections.quantization import quantized_dot, quantized_ragged_dot, shards_of
-from ..sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, axis_size, constrain, partition_spec
+from ..projections.quantization import Quantization, quantized_dot, quantized_ragged_dot, shards_of
+from ..sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain, partition_spec
 from .mlp import MlpSpec
 from .routers import RouterSpec, Routing
 from .row_moves import moved, sum_of_copies
@@ -51,6 +51,7 @@ class ExpertsSpec:
             the tokens beyond; 0: no token is dropped and nothing is padded.
         slots_by_matmul: rows move to and from the slots by matmuls with one-hot matrices, as in
             MaxText's step, instead of gathers.
+        whole_routing: with them, each device scatters the weights of all devices' rows.
         whole_gradients: gradients of the matrices of experts with slots are summed over devices
             whole and then cut, instead of scattered, as XLA does in MaxText's fp8 step on GPUs.
         weigh_inputs: weights scale the experts' inputs instead of their outputs (Llama 4).
@@ -66,6 +67,7 @@ class ExpertsSpec:
     clamp: float = 0.0
     capacity_factor: float = 0.0
     slots_by_matmul: bool = False
+    whole_routing: bool = False
     whole_gradients: bool = False
     weigh_inputs: bool = False
     shared: MlpSpec | None = None
@@ -286,7 +288,9 @@ class Experts(nnx.Module):
         slots = jax.vmap(functools.partial(moved, k, True))(x, choice, slot)
         if self.spec.weigh_inputs:
             slots = slots * jax.vmap(functools.partial(moved, 1, True))(shares, choice, slot)
-        out = self._of_slots(slots.reshape(B, E, capacity, D)).reshape(B, E * capacity, -1)
+        slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
+        out = self._of_slots(slots.swapaxes(0, 1)).swapaxes(0, 1)
+        out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1, True))(out, slot, choice)
         if not self.spec.weigh_inputs:
             back = back * shares
@@ -296,50 +300,51 @@ class Experts(nnx.Module):
     def _by_matmuls(
         self, x: jax.Array, routing: Routing, chosen: jax.Array, place: jax.Array, capacity: int
     ) -> jax.Array:
-        """The same by matmuls (MaxText's `generate_masks`): 2 · S · slots · D FLOPs each way."""
+        """The same by matmuls with masks, in the operations of MaxText's `dense_matmul`.
+
+        They decide what the compiler keeps at once: masks, and slots in several orders.
+        """
         B, S, _ = x.shape
         kept = chosen * (place <= capacity)
-        slot = jax.nn.one_hot((kept * place).sum(2), capacity + 1, dtype=x.dtype)[..., 1:]
-        share = (kept * routing.weights[..., None]).sum(2).astype(x.dtype)[..., None] * slot
-        slot, share = (constrain(y, BATCH_AXES).reshape(B, S, -1) for y in (slot, share))
+        slot = jax.nn.one_hot((kept * place).sum(2), capacity + 1, dtype=x.dtype)
+        row = jnp.arange(B)[:, None, None]
+        if self.spec.whole_routing:
+            row = constrain(row, BATCH_AXES)  # hides from XLA that each device has rows of its own
+        of_expert = jnp.zeros((B, S, self.spec.router.experts), x.dtype)
+        place_of = (row, jnp.arange(S)[:, None], routing.experts)
+        of_expert = of_expert.at[place_of].set(routing.weights.astype(x.dtype))
+        share = ((of_expert * kept.sum(2))[..., None] * slot)[..., 1:]
+        slot, share = (
+            constrain(mask, BATCH_AXES) for mask in ((share != 0).astype(x.dtype), share)
+        )
         there, back = (share, slot) if self.spec.weigh_inputs else (slot, share)
         with jax.named_scope("dispatch"):
-            slots = self._summed_rows(x, there)
-        out = self._of_slots(slots.reshape(B, -1, capacity, x.shape[-1]))
+            slots = _to_slots(x, there, self.quantization)
+        out = self._of_slots(slots)
         with jax.named_scope("combine"):
-            return self._summed_rows(out.reshape(B, slots.shape[1], -1), back.swapaxes(1, 2))
-
-    def _summed_rows(self, rows: jax.Array, shares: jax.Array) -> jax.Array:
-        """[batch, rows, width] weighted by [batch, rows, places] → [batch, places, width]."""
-        if self.quantization is None:
-            return jnp.einsum("brd,brp->bpd", rows, shares)
-        recipe = self.quantization
-        of_one = jax.vmap(lambda rows, shares: quantized_dot(rows.T, shares, 1, recipe).T)
-        summed: jax.Array = of_one(rows, shares)
-        return summed
+            return _from_slots(out, back, self.quantization)
 
     def _of_slots(self, slots: jax.Array) -> jax.Array:
-        """The experts' outputs for their slots: [batch, experts, slots, width] → the same."""
-        slots = _at_experts(constrain(slots, BATCH_AXES), None)
+        """The experts' outputs for their slots: [experts, batch, slots, width] → the same."""
+        slots = _at_experts(slots, None)
         weights = self._weights()
         if self.spec.whole_gradients and not jax.sharding.get_abstract_mesh().empty:
             weights |= {name: _summed_whole(weights[name], name) for name in _MATRICES}
 
         def placed(product: jax.Array, name: str) -> jax.Array:
             if self.spec.bias:
-                product += weights[f"{name}_bias"][:, None]
+                product += weights[f"{name}_bias"][:, None, None]
             return _at_experts(product, WIDTH_AXIS if name == "wo" else "tensor")
 
         of_each = functools.partial(self._of_each, weights)
-        out = self._mlp(slots, weights, of_each, _slot_by_slot, placed)
-        return constrain(out, BATCH_AXES, None, None, WIDTH_AXIS)
+        return self._mlp(slots, weights, of_each, _slot_by_slot, placed)
 
     def _of_each(self, weights: Mapping[str, jax.Array], x: jax.Array, name: str) -> jax.Array:
-        """Slots [batch, experts, slots, inputs] with the matrices of a name, expert by expert."""
+        """Slots [experts, batch, slots, inputs] with the matrices of a name, expert by expert."""
         if self.quantization is None:
             return _slot_by_slot(x, weights[name])
         recipe = self.quantization
-        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe), (1, 0), 1)
+        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe))
         products: jax.Array = of_one(x, weights[name])
         return products
 
@@ -391,19 +396,33 @@ def _by_choice(routed: jax.Array) -> jax.Array:
 
 
 def _at_experts(slots: jax.Array, last: str | None) -> jax.Array:
-    """Slots [batch, experts, slots, width] on their experts' devices, in the backward pass, too.
+    """Slots [experts, batch, slots, width] on their experts' devices, in the backward pass, too.
 
     Left to XLA, gradients arrive with the batch split over `expert`, and it gathers all batches.
     """
-    return constrain(slots, ("data", "fsdp", "fsdp_transpose"), "expert", SEQUENCE_AXIS, last)
+    return constrain(slots, "expert", ("data", "fsdp", "fsdp_transpose"), SEQUENCE_AXIS, last)
 
 
-def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:
-    """[batch, experts, slots, inputs] · [experts, inputs, outputs]."""
-    if axis_size("expert") > 1:  # XLA in JAX 0.10 partitions the other product wrongly
-        return jnp.einsum("becd,edf->becf", slots, kernels)
-    # Experts first, as in their matrices: otherwise XLA changes the layout of gathered matrices.
-    return jnp.einsum("ebcd,edf->ebcf", slots.swapaxes(0, 1), kernels).swapaxes(0, 1)
+def _to_slots(x: jax.Array, mask: jax.Array, recipe: Quantization | None) -> jax.Array:
+    """[batch, sequence, width] by [batch, sequence, experts, slots], each expert's slots first."""
+    if recipe is None:
+        return jnp.einsum("bsd,bsec->ebcd", x, mask)
+    of_one = jax.vmap(lambda x, mask: quantized_dot(x.T, mask, 1, recipe))
+    slots: jax.Array = of_one(x, mask)
+    return slots.transpose(2, 0, 3, 1)
+
+
+def _from_slots(slots: jax.Array, mask: jax.Array, recipe: Quantization | None) -> jax.Array:
+    """[experts, batch, slots, width] by [batch, sequence, experts, slots], back in sequences."""
+    if recipe is None:
+        return jnp.einsum("ebcd,bsec->bsd", slots, mask)
+    of_one = jax.vmap(lambda slots, mask: quantized_dot(slots, mask, 2, recipe).T)
+    y: jax.Array = of_one(slots.transpose(1, 3, 0, 2), mask.transpose(0, 2, 3, 1))
+    return y
+
+
+# [experts, batch, slots, inputs] · [experts, inputs, outputs].
+_slot_by_slot = functools.partial(jnp.einsum, "ebcd,edf->ebcf")
 
 
 def _summed(rows: jax.Array) -> jax.Array:

@@ -124,7 +124,7 @@ def test_slots_and_their_gradients_stay_where_the_experts_are() -> None:
         for eqn in jaxpr.eqns
         if eqn.primitive.name == "sharding_constraint"
     ]
-    assert sum(len(spec) > 1 and spec[1] == "expert" for spec in specs) == 2 * 4
+    assert sum(len(spec) > 1 and spec[0] == "expert" for spec in specs) == 2 * 4
 
 
 def router(**keys: Any) -> Router:

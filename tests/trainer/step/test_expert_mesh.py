@@ -78,7 +78,7 @@ def test_a_mesh_of_eight_gives_the_losses_of_one_device(
     fsdp = {"fsdp": 4 // expert // transposed, "fsdp_transpose": transposed}
     axes = {**fsdp, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
     slots = {"capacity_factor": capacity, "slots_by_matmul": by_matmul}
-    slots["whole_expert_gradients"] = by_matmul
+    slots["whole_expert_gradients"] = slots["whole_routing"] = by_matmul
     eight = losses(config(per_device_batch_size=1, **slots, **axes), 8)
     one = losses_of_one_device(capacity, by_matmul)
     assert_close_as_float32(eight, one, terms=64 * ROWS * LENGTH)

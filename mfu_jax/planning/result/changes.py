@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
+from mfu_jax.planning.step_time.attention_kernels import saved_by_blocks
 from mfu_jax.planning.step_time.durations import Durations
 from mfu_jax.planning.step_time.gpu_kernels import (
     attention_share,
@@ -34,6 +35,11 @@ _WHOLE_MEMORY = (
     f"xla_flags={_SCHEDULERS_SHARE}=100"
 )
 _MORE_VMEM = "leave matmuls 64 MiB of VMEM: xla_flags=--xla_tpu_scoped_vmem_limit_kib=65536"
+_BLOCK = 2048  # positions: of MaxText's recipes
+_LARGER_BLOCKS = (
+    f"attention in blocks of {_BLOCK:,} positions, if VMEM holds them: sa_block_q={_BLOCK} and the "
+    "other sa_block_ keys"
+)
 _WINDOWED = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
 _MORE_MICROBATCHES = "twice the num_pipeline_microbatches=, of half the size: a smaller bubble"
 _INSTEAD = {
@@ -83,6 +89,7 @@ def changes(
         *_without_recomputing(costs, durations, free),
         *_narrower(costs, durations),
         *_on_gpus(costs, durations),
+        (_LARGER_BLOCKS, _in_larger_blocks(costs, durations.target)),
         *(_larger_batch(costs, durations, line) if is_roomy else ()),
     ]
     total = line.seconds
@@ -166,6 +173,13 @@ def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, f
     widths = ", ".join(f"{size} → {-(-size // 8) * 8}" for size in sorted(sizes)[:3])
     yield f"matmul dimensions rounded up to a multiple of 8 ({widths})", odd
     yield "attention without a mask, if every row is one document", masked
+
+
+def _in_larger_blocks(costs: ProgramCosts, target: Target) -> float:
+    if target.platform != "tpu":
+        return 0.0
+    records = costs.records.values()
+    return sum(record.runs * saved_by_blocks(record, target.chip, _BLOCK) for record in records)
 
 
 def _larger_batch(

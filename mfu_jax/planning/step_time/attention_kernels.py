@@ -157,6 +157,23 @@ def time_on_tpu(
     return KernelTime(busy * sum(widths) / filled, cycles / cycles_per_sec / busy)
 
 
+def saved_by_blocks(record: InstructionRecord, chip: Chip, block: int) -> float:
+    """Seconds that one run of a splash kernel would save with blocks of this many positions.
+
+    An upper limit: blocks that the mask cuts hold more masked pairs.
+    """
+    rows, cycles_per_sec = _rows(record), core_cycles_per_sec(chip)
+    arrays = _queries_keys_values(record)
+    if not (rows and arrays and cycles_per_sec):
+        return 0.0
+    queries, keys, _ = arrays
+    heads = math.prod(queries.dims[:-2])
+    fewest = heads * math.prod(-(-array.dims[-2] // block) for array in (queries, keys))
+    products = len(_row(rows, record.shape.results).products)
+    fewer = max(0, _grid_steps(record, heads) - fewest)
+    return fewer * products * _CYCLES_PER_MATMUL / cycles_per_sec
+
+
 def _busy_cores(sequences: int, cores: int) -> float:
     """The share of a device's cores that work where each takes whole sequences."""
     return sequences / (cores * math.ceil(sequences / cores))

@@ -8,7 +8,11 @@ import math
 import pytest
 
 from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
-from mfu_jax.planning.step_time.attention_kernels import RunsKernel, half_of_all_pairs
+from mfu_jax.planning.step_time.attention_kernels import (
+    RunsKernel,
+    half_of_all_pairs,
+    saved_by_blocks,
+)
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.targets import parse_target
 
@@ -51,6 +55,21 @@ def test_each_product_of_a_kernel_over_half_of_the_pairs(
     assert duration.cause == "kernel"
     cycles = N * T * S / 2 / 636 + N * 8 * 8 * products * 367  # softmax, and 8 × 8 steps a head
     assert duration.seconds == pytest.approx(products * PRODUCT / 197e12 + cycles / 1.5e9)
+
+
+@pytest.mark.parametrize(("block", "left"), [(2048, 2), (1024, 4), (64, 8 * 8)])
+def test_larger_blocks_save_steps_of_the_grid(block: int, left: int) -> None:
+    """Of 8 × 8 steps a head; 512 queries are one block, 4,096 keys two or four."""
+    record = kernel("splash_mha_dq_segmented_no_residuals", (Q,))
+    saved = saved_by_blocks(record, parse_target(topology="v5e-8").chip, block)
+    assert saved == pytest.approx(N * (8 * 8 - left) * 3 * 367 / 1.5e9)
+
+
+def test_what_is_no_splash_kernel_has_no_blocks_to_enlarge() -> None:
+    matmul = dataclasses.replace(kernel("dot", (Q,)), op_name="jit(f)/dot_general")
+    assert saved_by_blocks(matmul, parse_target(topology="v5e-8").chip, 2048) == 0
+    splash = kernel("splash_mha_dq_segmented_no_residuals", (Q,))
+    assert saved_by_blocks(splash, parse_target(hardware="h100", devices=8).chip, 2048) == 0
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def record_of(values: Mapping[str, Any], log_period: int = 1) -> StepRecord:
     }
     return StepRecord(
         step=values["step"],
-        kind=values.get("kind", "step"),
+        kind=kind if isinstance(kind := values.get("kind"), str) else "step",
         unix_seconds=values["unix_seconds"],
         scalars={name: n for name, n in numbers.items() if isinstance(n, int | float)},
         flags=_texts(values.get("flags")),

@@ -95,5 +95,5 @@ def read_events(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         for line in file:
             if line.startswith(heads) and line.endswith(b"\n"):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     yield json.loads(line)

@@ -326,6 +326,8 @@ class _LogReader:
         if min(numbers) < 0:
             raise ValueError(values)
         _seconds(max(numbers) / 1e6)
+        costs = (values.get("optimal_s"), values.get("executed_s"))
+        optimal, executed = (None if cost is None else _seconds(cost) for cost in costs)
         block = StepBlock(
             end_m=_seconds(values["m"]),
             first=int(values["first"]),
@@ -333,7 +335,7 @@ class _LogReader:
             us=us,
             gap_us=gap_us,
             data_us=data_us,
-            cost=(values.get("kind", "step"), values.get("optimal_s"), values.get("executed_s")),
+            cost=(str(values.get("kind", "step")), optimal, executed),
         )
         is_long = self._version == 1  # its line was rewritten as long as it grew
         if is_long or not attempt.blocks or not attempt.blocks[-1].join(block):

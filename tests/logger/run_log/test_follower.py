@@ -380,6 +380,13 @@ def test_what_the_file_had_no_room_for_is_lost_to_a_sink_that_lacks_it(
     assert file.lost == follower.lost == {"too far behind": 15}
 
 
+def test_an_event_that_is_nested_too_deeply_is_skipped(tmp_path: Path) -> None:
+    deep = '{"e":"logger","log_period":' + 100_000 * "["
+    (tmp_path / "events").write_text(deep + '\n{"e":"logger","log_period":3}\n')
+    found = read_events(tmp_path / "events", events.LOGGER)
+    assert [event["log_period"] for event in found] == [3]
+
+
 def test_a_sink_that_failed_within_a_batch_gets_what_came_after_it_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

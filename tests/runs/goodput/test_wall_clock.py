@@ -155,6 +155,8 @@ def test_a_killed_line_costs_itself(tmp_path: Path, log: WrittenLog) -> None:
         {"us": [S], "first": None},
         {"us": [2**63]},  # 292,000 years, each of whose days would be added up
         {"us": [S], "t": float("nan")},
+        {"us": [S], "optimal_s": [0.1]},
+        {"us": [S], "executed_s": "n/a"},
     ],
 )
 def test_a_damaged_line_is_left_out(

@@ -81,12 +81,12 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
 
 def test_broken_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = [b"\xff\xfe", b"[]", b'{"step": null}', b"{", b'{"step": 4, "a/b": true, "c/d": "x"}']
+    lines = [b"\xff\xfe", b"[]", b'{"step": null}', b"{", b'{"step": 4, "a/b": true, "kind": 0.5}']
     path.write_bytes(b"\n".join(lines) + b"\n")
     follower = MetricsTail(path)
     follower.update()
     assert numbers(follower) == [4]
-    assert follower.steps[0].scalars == {}
+    assert (follower.steps[0].scalars, follower.steps[0].kind) == ({}, "step")
 
 
 def test_the_run_is_a_folder_or_a_file(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class MetricLogger:
         """Records the step just dispatched; waits for the previous one.
 
         Args:
-            step: its number; logs a warning if not above the last one: the loop went back.
+            step: its number; a warning if it is not the next: the loop went back or left some out.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
                 ``_loss`` only waited for. At most 16 numbers per metric; NumPy arrays are copied.
@@ -217,10 +217,10 @@ class MetricLogger:
             if steps != 1:
                 steps = number_of_steps(steps)
                 first = step - steps + 1
-            if self._pipeline.failure or self._summary or first <= self._numbers.last:
+            if self._pipeline.failure or self._summary or first != self._numbers.last + 1:
                 if self._is_at_exit:  # called from a daemon thread
                     return
-                self._refuse(first, steps)
+                self._refuse(first, steps, is_timed=step_time_seconds is None)
             if type(metrics) is not dict and not isinstance(metrics, Mapping):
                 raise assembly.refused_metrics(metrics)
             self._numbers.last = step
@@ -498,11 +498,14 @@ class MetricLogger:
                 return dataclasses.replace(summary, verdict=verdict)
         return summary
 
-    def _refuse(self, first: int, steps: int) -> None:
+    def _refuse(self, first: int, steps: int, *, is_timed: bool) -> None:
         self._raise_failure()
         if self._summary is not None:
             raise after_close(first + steps - 1)
-        self._numbers.go_back(first, steps=steps)
+        if first <= self._numbers.last:
+            self._numbers.go_back(first, steps=steps)
+        elif is_timed:
+            self._numbers.leave_out(first, steps=steps)
 
     def _check_pause(self, flush: bool) -> None:
         if flush:

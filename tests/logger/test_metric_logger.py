@@ -365,6 +365,7 @@ def test_a_daemon_threads_step_after_the_close_at_exit_is_dropped_in_silence(
     [
         ("peak_flops_per_sec", 0.0),
         ("peak_flops_per_sec", math.nan),
+        ("peak_flops_per_sec", "h100"),
         ("model_flops_per_device", -1),
         ("log_period", 0),
         ("warmup_steps", -1),
@@ -373,7 +374,7 @@ def test_a_daemon_threads_step_after_the_close_at_exit_is_dropped_in_silence(
         ("write_period_seconds", math.nan),
     ],
 )
-def test_impossible_numbers_are_refused(option: str, value: float) -> None:
+def test_impossible_numbers_are_refused(option: str, value: float | str) -> None:
     with pytest.raises(UserError, match=option):
         Run(**{option: value})
 

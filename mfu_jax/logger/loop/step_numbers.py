@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mfu_jax.errors import UserError, escaped
+from mfu_jax.util.formatting import counted
 
 _log = logging.getLogger("mfu_jax")
 
@@ -33,6 +34,7 @@ class StepNumbers:
         self.has_gone_back = False
         self._start_step = start_step
         self._times = 0
+        self._has_left_out = False
 
     def go_back(self, step: int, *, steps: int = 1) -> None:
         """The loop repeats `step` and later ones, as after restoring a checkpoint.
@@ -69,6 +71,22 @@ class StepNumbers:
                 self.last,
                 step,
             )
+
+    def leave_out(self, first: int, *, steps: int = 1) -> None:
+        """The loop records only some of its steps, from which their time cannot be told.
+
+        Args:
+            first: the step recorded after `last`.
+            steps: how many the call ran from there.
+        """
+        if self.last < self._start_step or self._has_left_out:
+            return
+        self._has_left_out = True
+        _log.warning(
+            "step %d was recorded after step %d: the time between counts as that of %s, with no "
+            "more FLOPs\nhint: pass steps=%d if that many ran, or record each step",
+            *(first + steps - 1, self.last, counted(steps, "step"), first + steps - 1 - self.last),
+        )
 
 
 def after_close(step: int) -> UserError:

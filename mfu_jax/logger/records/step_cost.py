@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -67,9 +68,10 @@ class StepCost:
             if value is None:
                 continue
             is_divisor = field.name.startswith(("peak", "optimal"))
-            if not math.isfinite(value) or value < 0 or (is_divisor and value == 0):
+            is_number = isinstance(value, numbers.Real) and math.isfinite(value)
+            if not is_number or value < 0 or (is_divisor and value == 0):
                 raise UserError(
-                    f"{field.name}={value} is impossible: expected a finite number "
+                    f"{field.name}={value!r} is impossible: expected a finite number "
                     f"{'above' if is_divisor else 'of at least'} 0",
                     hint="usually a wrong unit, or a lookup that failed; pass the number of "
                     "one device, or None if not known",

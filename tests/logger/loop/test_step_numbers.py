@@ -27,6 +27,26 @@ def test_a_loop_that_goes_back_is_told_and_goes_on(caplog: pytest.LogCaptureFixt
     assert len(caplog.messages) == 3  # and not twelve
 
 
+def test_a_loop_that_records_some_of_its_steps_is_told_once_how_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
+    for step in (5, 15, 25):  # the first may be any
+        run.logger.record(step, {})
+    run.logger.close()
+    (message,) = caplog.messages
+    assert message.startswith("step 15 was recorded after step 5: the time between counts as that")
+    assert message.endswith("hint: pass steps=10 if that many ran, or record each step")
+
+
+def test_steps_with_times_of_their_own_may_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    for step in (0, 10, 20):
+        run.logger.record(step, {}, step_time_seconds=1.0)
+    run.logger.close()
+    assert not caplog.messages
+
+
 def test_a_call_of_several_steps_goes_back_from_its_first_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -16,7 +16,7 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks.base import Sink
-from mfu_jax.settings import Settings
+from mfu_jax.settings import TRACED_CONVENTIONS, Settings
 
 _OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile", "webhook_url")
 _SHARED = ("convention", "hardware", "peak_tflops_per_device")
@@ -51,17 +51,9 @@ def resolve(
 ) -> tuple[Settings, Any]:
     """The settings with `options` applied, and the config, if any, after a trial count.
 
-    Without settings, the peak and the convention are those of the shared `logger`'s first function.
-
     Raises:
         UserError: an option is unknown or wrong, or the config cannot be counted.
     """
-    made_by = logger.config if isinstance(logger, MetricLogger) else None
-    values = {name: getattr(made_by, name) for name in _SHARED if hasattr(made_by, name)}
-    if settings is not None:
-        values = vars(settings)
-    if settings is not None and "run_dir" in options:
-        values = settings.outside_run_dir()
     config = None
     if isinstance(flops_source, str):
         options = {**options, "flops_source": flops_source}
@@ -69,8 +61,26 @@ def resolve(
         options = {**options, "flops_source": "value", "model_flops_per_device": flops_source}
     elif flops_source is not None:
         config, options = flops_source, {**options, "flops_source": "analytic"}
+    if settings is None:
+        values = _shared(logger, options)
+    else:
+        values = settings.outside_run_dir() if "run_dir" in options else vars(settings)
     resolved = Settings.of({**values, **options})
     return resolved, checked_config(resolved, config)
+
+
+def _shared(
+    logger: MetricLogger | DisabledLogger | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The peak and the convention of a logger's first function, as far as they are this one's."""
+    config = logger.config if isinstance(logger, MetricLogger) else None
+    values = {name: getattr(config, name) for name in _SHARED if hasattr(config, name)}
+    if options.get("hardware"):  # the table has its peak
+        values.pop("peak_tflops_per_device", None)
+    is_traced = options.get("flops_source", "traced") == "traced"
+    if is_traced and values.get("convention") not in TRACED_CONVENTIONS:
+        values.pop("convention", None)
+    return values
 
 
 def check_kinds(*, metrics: Any, segment_ids: Any, logger: Any, sinks: Any, settings: Any) -> None:

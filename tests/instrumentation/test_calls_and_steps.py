@@ -18,6 +18,7 @@ import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation import program_analysis
 from mfu_jax.instrumentation.counts import count_program
+from mfu_jax.instrumentation.options import resolve
 from mfu_jax.instrumentation.outputs import select_metrics
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -156,6 +157,17 @@ def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Pat
     for line in lines:  # relative to the peak of 1 TFLOP/s that the first was given
         assert line["perf/mfu"] == pytest.approx(flops / 1e12 / line["perf/step_time_seconds"])
     assert all("learning/loss" in line and "learning/norm" in line for line in lines)
+
+
+def test_a_chip_of_its_own_or_traced_flops_are_not_the_first_functions() -> None:
+    """It would have the H100 at 500 TFLOP/s, and refuse a convention that it was not given."""
+    options = {"convention": "palm", "peak_tflops_per_device": 500.0, "sinks": []}
+    first = mfu_jax.instrument(loss_of, flops_source={"model_name": "llama2-7b"}, **options)
+    with first.logger as logger:
+        second, _ = resolve(None, {"hardware": "h100"}, None, logger)
+        third, _ = resolve(None, {}, {"model_name": "llama2-7b"}, logger)
+    assert (second.peak_tflops_per_device, second.convention) == (None, "maxtext")
+    assert (third.peak_tflops_per_device, third.convention) == (500.0, "palm")
 
 
 @pytest.mark.full

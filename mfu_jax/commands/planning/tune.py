@@ -111,11 +111,13 @@ class _Command:
         keep = _words(values.get("keep", ""))
         for key in keep:
             check_key(key, (*kinds, TOKENS), usually="keep= names keys of the trainer")
-        self.has_runs = not (values.get("topology") or values.get("hardware") or self.of_run)
-        if self.has_runs and (without := [key for key in ("devices", "slices") if key in values]):
+        is_given = values.get("topology") or values.get("hardware")
+        self.has_runs = not (is_given or self.of_run)
+        if not is_given and (without := [key for key in CHIPS if values.get(key)]):
+            instead = "plan for the run's" if self.of_run else "run on the attached devices"
             raise UserError(
                 f"{without[0]}={values[without[0]]} without chips to plan for: the search would "
-                "run on the attached devices",
+                f"{instead}",
                 hint="pass topology=… or hardware=…, too, or leave it out",
             )
         self.devices: AttachedDevices | None = None
@@ -126,7 +128,6 @@ class _Command:
             self.platform, count = devices.platform, devices.count
             self.limit_bytes = devices.memory_bytes
         else:
-            is_given = values.get("topology") or values.get("hardware")
             target = self.of_run.target if self.of_run and not is_given else target_of(values)
             self.target = target
             self.platform, count = "gpu" if target.platform == "cuda" else "tpu", target.devices

@@ -95,10 +95,16 @@ def test_wrong_input_is_said(words, part, capsys):
     assert part in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["devices=4", "slices=2"])
-def test_a_number_of_chips_without_chips_is_refused(word, capsys):
+@pytest.mark.parametrize(
+    "word", ["devices=4", "slices=2", "memory_fraction=0.9", "network_gbits=200"]
+)
+def test_what_belongs_to_chips_is_refused_without_them(word, capsys, tmp_path):
     assert cli.main(["tune", "model_name=llama2-7b", word]) == 2
     assert f"{word} without chips to plan for" in capsys.readouterr().err
+    run = {"model_name": "llama2-7b", "per_device_batch_size": 1, "max_target_length": 2048}
+    (tmp_path / "run.json").write_text(json.dumps({**run, "hardware": "h100", "chips": 64}))
+    assert cli.main(["tune", "--run", str(tmp_path / "run.json"), word]) == 2
+    assert f"{word} without chips to plan for: the search would plan for" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
-from mfu_jax.planning.step_time.attention_kernels import saved_by_blocks
 from mfu_jax.planning.step_time.durations import Durations
 from mfu_jax.planning.step_time.gpu_kernels import (
     attention_share,
@@ -83,13 +82,13 @@ def changes(
         flags: compiler flags that are known to be set.
     """
     saved = [
-        (_MORE_VMEM, line.by_cause["matmul"] * (1 - durations.vmem)),
+        (_MORE_VMEM, line.by_cause.get("matmul", 0.0) * (1 - durations.vmem)),
         *_hidden(line, durations.target),
         *_scheduled_in_all_memory(line, durations.target, free, flags),
         *_without_recomputing(costs, durations, free),
         *_narrower(costs, durations),
         *_on_gpus(costs, durations),
-        (_LARGER_BLOCKS, _in_larger_blocks(costs, durations.target)),
+        (_LARGER_BLOCKS, _in_larger_blocks(costs, durations)),
         *(_larger_batch(costs, durations, line) if is_roomy else ()),
     ]
     total = line.seconds
@@ -175,11 +174,9 @@ def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, f
     yield "attention without a mask, if every row is one document", masked
 
 
-def _in_larger_blocks(costs: ProgramCosts, target: Target) -> float:
-    if target.platform != "tpu":
-        return 0.0
+def _in_larger_blocks(costs: ProgramCosts, durations: Durations) -> float:
     records = costs.records.values()
-    return sum(record.runs * saved_by_blocks(record, target.chip, _BLOCK) for record in records)
+    return sum(record.runs * durations.saved_by_blocks(record, _BLOCK) for record in records)
 
 
 def _larger_batch(

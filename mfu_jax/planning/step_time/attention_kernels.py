@@ -123,7 +123,7 @@ class KernelTime(NamedTuple):
 
 
 def time_on_tpu(
-    record: InstructionRecord, flops: int, chip: Chip, runs: RunsKernel
+    record: InstructionRecord, flops: int, chip: Chip, runs: RunsKernel, block: int = 1
 ) -> KernelTime | None:
     """The time of one run of an attention kernel; None for other instructions and chips.
 
@@ -132,6 +132,7 @@ def time_on_tpu(
         flops: of its matmuls.
         chip: the chip.
         runs: what the run's kernel does otherwise.
+        block: positions of its smallest blocks, if they are larger than compiled.
     """
     rows, unit, cycles_per_sec = _rows(record), chip.matrix_unit, core_cycles_per_sec(chip)
     arrays = _queries_keys_values(record)
@@ -144,7 +145,9 @@ def time_on_tpu(
     ]
     filled = sum(math.ceil(width / unit) * unit for width in widths)
     pairs = flops / (2 * sum(widths))
-    steps: float = _grid_steps(record, math.prod(queries.dims[:-2]))
+    heads = math.prod(queries.dims[:-2])
+    fewest = heads * math.prod(math.ceil(array.dims[-2] / block) for array in (queries, keys))
+    steps: float = min(_grid_steps(record, heads), fewest)
     is_forward = "O" in products
     kept = pairs / (math.prod(queries.dims[:-1]) * keys.dims[-2])
     if (runs.skips_forward if is_forward else runs.skips_backward) and kept > _WINDOW:
@@ -155,23 +158,6 @@ def time_on_tpu(
     is_split = is_forward or runs.splits_backward or "splash" not in _name(record)
     busy = 1.0 if is_split else _busy_cores(math.prod(queries.dims[:-3]), _cores(chip))
     return KernelTime(busy * sum(widths) / filled, cycles / cycles_per_sec / busy)
-
-
-def saved_by_blocks(record: InstructionRecord, chip: Chip, block: int) -> float:
-    """Seconds that one run of a splash kernel would save with blocks of this many positions.
-
-    An upper limit: blocks that the mask cuts hold more masked pairs.
-    """
-    rows, cycles_per_sec = _rows(record), core_cycles_per_sec(chip)
-    arrays = _queries_keys_values(record)
-    if not (rows and arrays and cycles_per_sec):
-        return 0.0
-    queries, keys, _ = arrays
-    heads = math.prod(queries.dims[:-2])
-    fewest = heads * math.prod(-(-array.dims[-2] // block) for array in (queries, keys))
-    products = len(_row(rows, record.shape.results).products)
-    fewer = max(0, _grid_steps(record, heads) - fewest)
-    return fewer * products * _CYCLES_PER_MATMUL / cycles_per_sec
 
 
 def _busy_cores(sequences: int, cores: int) -> float:

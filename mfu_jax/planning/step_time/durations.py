@@ -283,6 +283,20 @@ class Durations:
         is_custom = self.target.platform == "tpu" and record.opcode == "custom-call"
         return is_custom and record.flops > 0
 
+    def saved_by_blocks(self, record: InstructionRecord, block: int) -> float:
+        """Seconds that a run of a splash kernel would take less with blocks of so many positions.
+
+        Where the mask cuts a block, more masked pairs are in it, which this does not count; of a
+        window's blocks it counts all.
+        """
+        flops = sum((half_of_all_pairs(record) or record.flops_by_dtype).values())
+        times = [
+            time_on_tpu(record, flops, self.target.chip, self.attention, size)
+            for size in (1, block)
+        ]
+        before, after = (time.vector_seconds if time else 0.0 for time in times)
+        return (before - after) / self.clock
+
     def _of_kernel(self, record: InstructionRecord, flops: Mapping[str, int]) -> float:
         """The time of a kernel that multiplies this much."""
         chip = self.target.chip

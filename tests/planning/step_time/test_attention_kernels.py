@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
 from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
-from mfu_jax.planning.step_time.attention_kernels import (
-    RunsKernel,
-    half_of_all_pairs,
-    saved_by_blocks,
-)
+from mfu_jax.planning.step_time.attention_kernels import RunsKernel, half_of_all_pairs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.targets import parse_target
 
@@ -20,6 +17,10 @@ N, T, S, H = 8, 512, 4096, 128  # one of eight devices has a part of the queries
 PRODUCT = 2 * N * T * S * H // 2
 Q, K = ArrayShape("bf16", (1, N, T, H)), ArrayShape("bf16", (1, N, S, H))
 TABLE = ArrayShape("s32", (1, 8, 8))
+
+
+def on(chips: str) -> Durations:
+    return Durations(target=parse_target(topology=chips), efficiencies=Efficiencies())
 
 
 def kernel(name: str, results: tuple[ArrayShape, ...], **keys: object) -> InstructionRecord:
@@ -61,15 +62,43 @@ def test_each_product_of_a_kernel_over_half_of_the_pairs(
 def test_larger_blocks_save_steps_of_the_grid(block: int, left: int) -> None:
     """Of 8 × 8 steps a head; 512 queries are one block, 4,096 keys two or four."""
     record = kernel("splash_mha_dq_segmented_no_residuals", (Q,))
-    saved = saved_by_blocks(record, parse_target(topology="v5e-8").chip, block)
+    saved = on("v5e-8").saved_by_blocks(record, block)
     assert saved == pytest.approx(N * (8 * 8 - left) * 3 * 367 / 1.5e9)
 
 
 def test_what_is_no_splash_kernel_has_no_blocks_to_enlarge() -> None:
     matmul = dataclasses.replace(kernel("dot", (Q,)), op_name="jit(f)/dot_general")
-    assert saved_by_blocks(matmul, parse_target(topology="v5e-8").chip, 2048) == 0
+    assert on("v5e-8").saved_by_blocks(matmul, 2048) == 0
+    gpus = dataclasses.replace(on("v5e-8"), target=parse_target(hardware="h100", devices=8))
     splash = kernel("splash_mha_dq_segmented_no_residuals", (Q,))
-    assert saved_by_blocks(splash, parse_target(hardware="h100", devices=8).chip, 2048) == 0
+    assert gpus.saved_by_blocks(splash, 2048) == 0
+
+
+@pytest.mark.parametrize(
+    ("chips", "changed"),
+    [
+        ("tpu7x:2x2x1", {"attention": RunsKernel(skips_backward=True)}),
+        ("tpu7x:2x2x1", {"clock": 0.9}),
+        ("v5p-8", {}),  # whose second core has no sequence to work on
+    ],
+)
+def test_larger_blocks_save_what_a_plan_with_them_is_shorter_by(
+    chips: str, changed: dict[str, Any]
+) -> None:
+    times = dataclasses.replace(on(chips), **changed)
+    flops = 5 * 2 * H * N * T * T * 5 // 8
+
+    def compiled(blocks: int) -> InstructionRecord:
+        array = ArrayShape("bf16", (1, N, T, H))
+        tables = (ArrayShape("s8", (1, blocks, blocks)),)
+        shape = InstructionShape(results=(array,) * 3, operand_arrays=(*tables, *(array,) * 3))
+        record = kernel("splash_mha_dkv_no_residuals", (), unaccounted=(), shape=shape)
+        return dataclasses.replace(record, kernels=("splash",), flops_by_dtype={"bf16": flops})
+
+    (before,), (after,) = times.of(compiled(8)), times.of(compiled(2))
+    saved = times.saved_by_blocks(compiled(8), T // 2)
+    assert saved == pytest.approx(before.seconds - after.seconds)
+    assert saved > 0.1 * before.seconds
 
 
 @pytest.mark.parametrize(

@@ -79,19 +79,21 @@ def plan(
     text, axes, abstract, notes = _lowered(step, args, target)
     if cache_folder == "":
         cache_folder = cache.default_folder()
+    request = Request(
+        module="mfu_jax.planning.compilation.lowered_step",
+        target=target,
+        config={"text": text, "mesh": dict(axes)},
+        flags=flags,
+    )
     program, compiled_notes = cache.compile_cached(
-        Request(
-            module="mfu_jax.planning.compilation.lowered_step",
-            target=target,
-            config={"text": text, "mesh": dict(axes)},
-            flags=flags,
-        ),
+        request,
         folder=None if cache_folder is None else Path(cache_folder),
         limits=Limits(seconds=compile_seconds, memory_bytes=round(compile_gib * 2**30)),
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
     work = replace(work, mesh=axes)
     plan = make_plan(program, target, work=work, flags=flags, is_new=True)
+    plan = replace(plan, compiled_by=cache.compiler_of(request))
     return plan.with_notes(*notes, *compiled_notes, *work_notes)
 
 

@@ -130,7 +130,8 @@ def compiled_plan(
     follows = run_flags is not None
     plan = make_plan(program, target, work=work, flags=given, follows_run=follows, is_new=True)
     plan = plan.with_notes(*notes, *unknown)
-    return replace(plan, model=source.named(values))
+    compiler = cache.compiler_of(request)
+    return replace(plan, model=source.named(values), compiled_by=compiler)
 
 
 def _is_missing_profile(flag: str, target: Target) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import lzma
+import sys
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump
@@ -39,7 +41,9 @@ def test_a_given_clock_state_is_the_plans_in_place_of_a_runs_too(
         return Compiled(ProgramDump(text=TEXT))
 
     monkeypatch.setattr(step_sources.cache, "compile_cached", compiled)
-    source: Any = SimpleNamespace(module="", python="", words=list, identity=dict, named=str)
+    source: Any = SimpleNamespace(
+        module="", python=sys.executable, words=list, identity=dict, named=str
+    )
     source.work = lambda values: None
     plan = step_sources.compiled_plan(
         source,
@@ -51,6 +55,7 @@ def test_a_given_clock_state_is_the_plans_in_place_of_a_runs_too(
         run_flags=run_flags,
     )
     assert asked == [(*(run_flags or ()), *flags)]
+    assert plan.compiled_by.startswith(f"jax {jax.__version__}")
     notes = [note for note in plan.notes if "p_state" in note]
     assert [said in note for note in notes] == ([True] if said else [])
 
@@ -73,7 +78,9 @@ def test_a_gpu_run_scheduled_by_a_profile_is_planned_with_the_plans_own(
         return Compiled(ProgramDump(text=TEXT))
 
     monkeypatch.setattr(step_sources.cache, "compile_cached", compiled)
-    source: Any = SimpleNamespace(module="", python="", words=list, identity=dict, named=str)
+    source: Any = SimpleNamespace(
+        module="", python=sys.executable, words=list, identity=dict, named=str
+    )
     source.work = lambda values: None
     flag = f"--{PROFILE_FLAG}={path}"
     plan = step_sources.compiled_plan(
@@ -90,7 +97,9 @@ def test_a_flag_given_without_a_run_is_not_proposed(monkeypatch: pytest.MonkeyPa
     memory = {"peak_memory_in_bytes": 91 * 2**30, "argument_size_in_bytes": 2**30}
     found = Compiled(ProgramDump(text=text, memory=memory))
     monkeypatch.setattr(step_sources.cache, "compile_cached", lambda request, **_: found)
-    source: Any = SimpleNamespace(module="", python="", words=list, identity=dict, named=str)
+    source: Any = SimpleNamespace(
+        module="", python=sys.executable, words=list, identity=dict, named=str
+    )
     source.work = lambda values: None
     target = parse_target(topology="v5p:8x8x8")
 

@@ -34,6 +34,7 @@ from mfu_jax.util.child_process import child_environment
 
 _VERSIONS_SECONDS = 60.0
 _ENVIRONMENT = ("JAX_", "XLA_", "LIBTPU_")
+_COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
 
 
 def default_folder() -> Path:
@@ -130,6 +131,17 @@ def installed_versions(python: str) -> Mapping[str, str]:
             f"{python} does not answer ({first_line(error)}); expected a Python interpreter",
             hint="usually a wrong path; pass maxtext_python=…",
         ) from None
+
+
+def compiler_of(request: Request) -> str:
+    """The packages of the compiler and their versions: ``jax 0.10.2, libtpu 0.0.42.1``.
+
+    Raises:
+        UserError: the interpreter cannot be run.
+    """
+    found = installed_versions(request.python)
+    names = ("jax", *_COMPILERS[request.target.platform])
+    return ", ".join(f"{name} {found[name]}" for name in names if name in found)
 
 
 class _CacheEntry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from mfu_jax.pages.bars import BarRow, bars
@@ -51,7 +50,7 @@ def _about(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("model", f"{flops / 1e12:,.4g} TFLOP per step and device" if flops else ""),
         ("chips", f"{plan.chips:,}"),
-        ("versions", f"jax {version('jax')}, jaxlib {version('jaxlib')}"),
+        ("compiled by", plan.compiled_by),
     ]
 
 

@@ -61,6 +61,7 @@ class Plan:
     Attributes:
         target: the chips, as text.
         model: what is planned, in words; empty if not known.
+        compiled_by: the compiler's packages and their versions; empty for a program that was given.
         chips: number of chips.
         hardware: the chip's name.
         devices: number of JAX devices: two per chip on some TPUs.
@@ -108,6 +109,7 @@ class Plan:
 
     target: str
     model: str = ""
+    compiled_by: str = ""
     chips: int
     hardware: str = ""
     devices: int = 0

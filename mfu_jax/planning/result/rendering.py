@@ -30,6 +30,8 @@ def _head(plan: Plan) -> list[str]:
         )
     if plan.executed_flops:
         lines.append(f"executed     {plan.executed_flops / 1e12:,.4g} TFLOP a step")
+    if plan.compiled_by:
+        lines.append(f"compiled by  {plan.compiled_by}")
     return lines
 
 

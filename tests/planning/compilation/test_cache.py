@@ -5,6 +5,7 @@ import lzma
 
 import pytest
 
+from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.cache import compile_cached, installed_versions, key_of
 from mfu_jax.planning.compilation.compiling import Request, TooLarge
 from mfu_jax.planning.targets import parse_target
@@ -125,3 +126,17 @@ def test_a_refused_program_is_found_again_with_its_schedule(tmp_path):
     again = compile_cached(request, folder=tmp_path).program
     assert first == again
     assert again.program.as_text() == first.program.as_text() == TEXT
+
+
+@pytest.mark.parametrize(
+    ("chips", "named"),
+    [
+        ({"topology": "v6e-8"}, "jax 0.10.2, libtpu 0.0.42.1"),
+        ({"hardware": "h100", "devices": 8}, "jax 0.10.2, jax-cuda13-plugin 0.10.2"),
+    ],
+)
+def test_the_compiler_is_named_with_its_versions(chips, named, monkeypatch):
+    installed = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
+    installed |= {"jax-cuda13-plugin": "0.10.2", "flax": "0.12.0"}
+    monkeypatch.setattr(cache, "installed_versions", lambda python: installed)
+    assert cache.compiler_of(Request(module="m", target=parse_target(**chips))) == named

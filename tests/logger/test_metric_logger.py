@@ -379,6 +379,12 @@ def test_impossible_numbers_are_refused(option: str, value: float | str) -> None
         Run(**{option: value})
 
 
+def test_tokens_may_be_counted_in_an_array() -> None:
+    for tokens in (jax.numpy.int32(128), np.array(128), np.int64(128)):
+        rates = StepCost(model_flops_per_device=800, tokens_per_device=tokens).rates(2.0)
+        assert rates["perf/per_device_tokens_per_sec"] == 64
+
+
 def test_cost_and_config_can_be_given_whole_and_by_field() -> None:
     cost = StepCost(model_flops_per_device=800, tokens_per_device=128)
     run = Run(cost=cost, config=LoggerConfig(log_period=2, warmup_steps=5))

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, SupportsFloat
 
 from mfu_jax.errors import UserError
 
@@ -68,7 +67,7 @@ class StepCost:
             if value is None:
                 continue
             is_divisor = field.name.startswith(("peak", "optimal"))
-            is_number = isinstance(value, numbers.Real) and math.isfinite(value)
+            is_number = isinstance(value, SupportsFloat) and math.isfinite(value)
             if not is_number or value < 0 or (is_divisor and value == 0):
                 raise UserError(
                     f"{field.name}={value!r} is impossible: expected a finite number "

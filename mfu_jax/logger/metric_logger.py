@@ -450,6 +450,7 @@ class MetricLogger:
 
     def _close_all(self) -> None:
         self._summary = _NO_SUMMARY  # counts as closed, whatever fails below
+        self._calls.end()
         with contextlib.ExitStack() as rest:  # runs even after Ctrl-C
             rest.callback(self._close_parts)
             rest.callback(self._close_pipeline)

@@ -119,6 +119,18 @@ def test_a_step_is_three_calls_that_accumulate_and_one_that_updates() -> None:
     assert None not in memory.scalar("learning/loss") + memory.scalar("learning/norm")
 
 
+def test_a_run_of_too_few_calls_for_a_step_says_why_nothing_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger = MetricLogger(calls_per_step=4, sinks=[memory := ListSink()])
+    for _ in range(2):
+        logger.observe_call("f", {"loss": 1.0}, StepCost(model_flops_per_device=1), None)
+    logger.close()
+    assert memory.records == []
+    (message,) = caplog.messages
+    assert message.startswith("the run ended after 2 calls, and nothing is logged: calls_per_step")
+
+
 @pytest.mark.full
 def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Path) -> None:
     """As docs/integration.md and docs/phases.md have it: two halves of a step, one run folder."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -31,6 +32,9 @@ from mfu_jax.logger.records.summary import PhaseTotals
 from mfu_jax.logger.timing.readiness import Watcher, end_marker
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.util.formatting import counted
+
+_log = logging.getLogger("mfu_jax")
 
 # Most phases that wait for their step: a loop that records none must not fill the memory.
 _MOST_PHASES = 10_000
@@ -312,7 +316,17 @@ class StepCalls:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self._has_steps = False
         self._calls: list[tuple[dict[str, Any], LateCost]] = []
+
+    def end(self) -> None:
+        """Says why nothing is logged, if the calls of the whole run made no step."""
+        if self._calls and not self._has_steps:
+            _log.warning(
+                "the run ended after %s, and nothing is logged: calls_per_step=%d make a step\n"
+                "hint: usually calls_per_step is above what the loop makes for one step",
+                *(counted(len(self._calls), "call"), self.count),
+            )
 
     def add(
         self, metrics: dict[str, Any], cost: LateCost
@@ -323,7 +337,7 @@ class StepCalls:
         self._calls.append((metrics, cost))
         if len(self._calls) < self.count:
             return None
-        calls, self._calls = self._calls, []
+        calls, self._calls, self._has_steps = self._calls, [], True
         means = means_of([of_call for of_call, _ in calls])
         shown = {name: mean for name, mean in means.items() if name[:1] != "_"}
         return shown | {"_last": metrics}, lambda: _cost_of_calls([_now(cost) for _, cost in calls])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.feed_forward.experts import Experts, ExpertsSpec
-from mfu_jax.layers.feed_forward.routers import Router, RouterSpec, highest, moved_bias
+from mfu_jax.layers.feed_forward.routers import Router, RouterSpec, Routing, highest, moved_bias
+from mfu_jax.layers.projections.grouped_matmuls import grouped_dot
 from mfu_jax.layers.projections.lora import Lora
 
 from tests.support.floats import assert_close_as_float32
@@ -54,6 +56,39 @@ def test_dropless_experts_are_the_weighted_sum_of_the_chosen() -> None:
         for number, weight in zip(best, weights / weights.sum(), strict=True):
             want[b, s] += weight * expert(layer, number, X[b, s])
     assert_close_as_float32(layer(jnp.asarray(X), inputs()), want, terms=F * D)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("weigh_inputs", [False, True])
+def test_what_a_tpus_kernel_leaves_of_other_devices_rows_is_in_no_gradient(
+    weigh_inputs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device of experts 2 to 4, of which 3 has no row; interpreted, those rows are NaN."""
+    interpreted = functools.partial(grouped_dot, interpret=True)
+    monkeypatch.setattr("mfu_jax.layers.feed_forward.experts.grouped_dot", interpreted)
+    lora = Lora(rank=2, scale=2.0, targets=frozenset({"wi_0", "wo"}))
+    builder = dataclasses.replace(tiny_builder(D), lora=lora)
+    router = RouterSpec(experts=E, per_token=2)
+    spec = ExpertsSpec(router=router, hidden=F, bias=True, clamp=1.0, weigh_inputs=weigh_inputs)
+    layer, random = spec.make(builder), np.random.default_rng(1)
+    x, shares = (jnp.asarray(random.normal(size=(2, 32, width)), "float32") for width in (D, 2))
+    chosen = np.stack([random.permutation([0, 1, 2, 4, 5, 6, 7])[:2] for _ in range(64)])
+    weights = {
+        name: jnp.asarray(random.normal(size=(3, *weight.shape[1:])), "float32")
+        for name, weight in layer._weights().items()
+    }
+
+    def gradients(on_tpu: bool) -> Any:
+        layer.on_tpu = on_tpu
+
+        def loss(x: jax.Array, shares: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
+            routing = Routing(jnp.asarray(chosen.reshape(2, 32, 2)), shares)
+            return (layer._sorted_rows(x, routing, weights, first=2, own=3) ** 2).sum()
+
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, shares, weights))
+
+    for kernels, xlas in zip(gradients(True), gradients(False), strict=True):
+        assert_close_as_float32(kernels, xlas, terms=F * D * 64)
 
 
 @pytest.mark.full

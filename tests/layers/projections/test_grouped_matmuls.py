@@ -52,6 +52,24 @@ def test_product_and_gradients_are_those_of_a_loop_over_the_groups(on_tpu: bool)
     np.testing.assert_allclose(drows, want_rows, atol=1e-4)
 
 
+def test_the_kernels_read_nothing_past_the_last_group() -> None:
+    """On a device of several, those rows come from products that did not write them."""
+    last = sum(SIZES)
+    rows, dy = X.copy(), DY.copy()
+    rows[last:] = dy[last:] = np.nan
+    multiply = partial(grouped_dot, sizes=jnp.array(SIZES), on_tpu=True, interpret=True)
+
+    @jax.jit  # as one program
+    def gradients(rows: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        y, backward = jax.vjp(multiply, rows, K)
+        return y, *backward(dy)
+
+    y, drows, dkernels = gradients(rows, dy)
+    assert np.isfinite(y[:last]).all()
+    assert np.isfinite(dkernels).all()
+    assert (np.asarray(drows)[last:] == 0).all()
+
+
 @pytest.mark.parametrize(
     ("dtype", "out"), [("int8", 1024), ("float8_e4m3fn", 640), ("bfloat16", 96)]
 )

@@ -200,6 +200,17 @@ def test_a_pull_requests_comment_has_the_answer_first_and_a_row_for_each_check(
     assert capsys.readouterr().out.startswith("**mfu-jax gate: passed** no regression of 1.0% or")
 
 
+def test_a_run_that_is_its_own_baseline_is_told_so(
+    runs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", runs["base"], "--baseline", runs["again"]]) == 0
+    assert not capsys.readouterr().err
+    assert (
+        main(["gate", runs["base"], "--baseline", runs["again"], "--baseline", runs["base"]]) == 0
+    )
+    assert "is its own baseline and cannot fail" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

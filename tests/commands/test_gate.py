@@ -223,7 +223,7 @@ def test_a_run_that_is_its_own_baseline_is_told_so(
         (["{base}", "--baseline", "{base}", "--threshold=-1%"], "hint: leave it out for 1%"),
         (["{base}", "--baseline", "{base}", "--threshold", "x"], "threshold"),
         (["{base}", "--baseline", "{base}", "warmup_steps=-1"], "expected 0 or more"),
-        (["{base}", "--baseline", "{base}", "--junit", "{short}/b.xml"], "--junit"),
+        (["{again}", "--baseline", "{base}", "--junit", "{short}/b.xml"], "--junit"),
         (["{short}", "--baseline", "{base}"], "3 of the run are too few"),
     ],
 )

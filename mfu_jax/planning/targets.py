@@ -79,8 +79,16 @@ class Target:
 
     @property
     def network_bytes_per_sec(self) -> float:
-        """Into one device from other hosts or slices."""
-        gbits = self.network_gbits or 8 * self.chip.interconnect["dcn_gbps_per_device"]
+        """Into one device from other hosts or slices.
+
+        Raises:
+            UserError: neither the user nor the table says it.
+        """
+        gbits = self.network_gbits or 8 * self.chip.interconnect.get("dcn_gbps_per_device", 0)
+        if not gbits:
+            raise UserError(
+                f"{self}: the table has no network for it; expected network_gbits=, of one device"
+            )
         return gbits / 8 * 1e9
 
     def __str__(self) -> str:

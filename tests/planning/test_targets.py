@@ -125,3 +125,10 @@ def test_the_network_of_a_cloud_is_said_and_taken():
     assert str(a3_mega) == "64 × H100 SXM on 8 hosts, 200 Gb/s each"
     assert a3_mega.network_bytes_per_sec == 25e9
     assert target_of({"hardware": "h100", "devices": "64"}).network_bytes_per_sec == 50e9
+
+
+def test_a_network_that_the_table_lacks_is_asked_for():
+    chips = {"hardware": "vr200", "devices": "144"}
+    with pytest.raises(UserError, match="on 2 hosts: the table has no network for it"):
+        _ = target_of(chips).network_bytes_per_sec
+    assert target_of({**chips, "network_gbits": "800"}).network_bytes_per_sec == 100e9

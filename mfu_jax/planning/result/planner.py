@@ -56,11 +56,17 @@ def _refused(
     flags: Sequence[str],
     *,
     follows_run: bool,
+    is_new: bool,
 ) -> Plan:
     """The plan of a program that the compiler refused, with its times if it was scheduled."""
     if refusal.program is not None:
         plan = make_plan(
-            refusal.program, target, work=work, flags=flags, follows_run=follows_run
+            refusal.program,
+            target,
+            work=work,
+            flags=flags,
+            follows_run=follows_run,
+            is_new=is_new,
         ).with_notes("times are those of the program as it was scheduled, had it fitted")
     else:
         plan = Plan(
@@ -112,7 +118,7 @@ def make_plan(
         UserError: a kernel does not fit into VMEM.
     """
     if isinstance(program, TooLarge):
-        return _refused(target, program, work, flags, follows_run=follows_run)
+        return _refused(target, program, work, flags, follows_run=follows_run, is_new=is_new)
     state = target.chip.clock_set_by(" ".join(flags))
     is_at_state = follows_run or state not in ("", "default")
     clock = target.chip.clock_with(flags) if is_at_state else 1.0

@@ -6,6 +6,7 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import parse_target
 from tests.support.paths import RECORDED
@@ -141,5 +142,8 @@ def test_more_vmem_for_matmuls_saves_what_a_plan_with_it_is_shorter_by():
     saved = default.step_time_seconds - raised.step_time_seconds
     assert saved == pytest.approx(change.saves_seconds, rel=0.01)
     assert saved > 0.1 * default.step_time_seconds
+    refused = TooLarge(used_bytes=2, limit_bytes=1, message="too large", program=program)
+    too_large = make_plan(refused, chip, is_new=True)
+    assert too_large.step_time_seconds == default.step_time_seconds
     of_a_dump = make_plan(program, chip)  # whose flags are not known
     assert of_a_dump.step_time_seconds == raised.step_time_seconds

@@ -135,6 +135,14 @@ def test_experts_have_slots_where_maxtexts_have(sparse, capacity, slots, lost):
     assert found.lost == lost
 
 
+@pytest.mark.parametrize(("flags", "whole"), [({}, "true"), ({"whole_routing": False}, "false")])
+def test_weights_of_all_rows_are_scattered_unless_the_run_is_of_an_older_maxtext(flags, whole):
+    run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "device_type": "v6e-8"}
+    keys, lost = reference_keys(read_run({**run, "other_flags": {"capacity_factor": 1, **flags}}))
+    assert keys["whole_routing"] == whole
+    assert not any("whole_routing" in one.setting for one in lost)
+
+
 @pytest.mark.parametrize(
     ("hardware", "quantization", "capacity", "is_said"),
     [

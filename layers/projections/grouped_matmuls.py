@@ -125,7 +125,7 @@ def _times(
     out = kernels.shape[2 - contracted]
     m, k, n = _tiling(rows, into, out, groups=groups)
     if not transposed:  # as in XLA's own kernel; two of each block fit in any TPU's VMEM
-        m, n = min(m, _ROWS), _largest_part(out, _TILE) or n
+        m = min(m, _ROWS)
         k = _largest_part(into, _ROW_BYTES // rows.dtype.itemsize) or k
     steps, rest = pl.cdiv(into, k), into % k
     exact = _exact(rows.dtype)

@@ -142,6 +142,14 @@ def test_a_contraction_is_cut_into_equal_tiles(rows: int, contracted: int, tile:
     assert tuple(map(int, found.groups())) == tile
 
 
+def test_columns_that_tiles_do_not_divide_are_in_as_few_tiles_as_others() -> None:
+    """Each tile reads all rows again: DeepSeek-V2-Lite's 1,408 columns in 3 tiles, not 11."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8192, 2048), (8, 2048, 1408))]
+    product = partial(grouped_dot, sizes=jnp.full(8, 1024), on_tpu=True)
+    text = str(jax.make_jaxpr(product)(*shapes))
+    assert re.search(r"grid=\((\d+),", text)[1] == "3"
+
+
 @pytest.mark.parametrize(("groups", "tile"), [(1, 512), (4, 256), (16, 128), (64, 128)])
 def test_short_groups_have_small_tiles(groups: int, tile: int) -> None:
     """Of 4096 rows; four tiles a group, where that leaves 128 rows a tile."""

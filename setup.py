@@ -33,7 +33,7 @@ CLIENTS = [
 DOCS = ["mkdocs-material>=9.6"]
 
 # What scripts/test_matrix.sh installs for its selection of tests.
-TEST_CORE = [*FLAX, "hypothesis>=6.100", "nvidia-ml-py>=12.535", "pytest>=8", "pytest-xdist>=3.6"]
+TEST_CORE = [*FLAX, "hypothesis>=6.100", "nvidia-ml-py>=12.535", "pytest>=9", "pytest-xdist>=3.6"]
 
 setup(
     name="mfu_jax",

@@ -11,5 +11,5 @@ lint-imports
 TMPDIR=$(mktemp -d) # tests of failures leave hundreds of files with details
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
-python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations=10 "$@"
+python -m pytest -n auto --max-worker-restart=0 --dist loadscope --no-loadscope-reorder --durations=10 "$@"
 [ "$*" != --full ] || scripts/test_libraries.sh # adapters, with the libraries that they adapt

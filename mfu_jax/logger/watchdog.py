@@ -7,6 +7,7 @@ tells an external supervisor that the process is alive, and at which step.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.step_record import StepRecord
@@ -43,6 +45,7 @@ _LAST_RECORDS = 20
 # Kept between two checks; in a faster loop the oldest are dropped.
 _MOST_NOTED = 1000
 _KEPT_REPORTS = 5
+_ONE_ASKS = threading.Lock()
 
 HEARTBEAT_SECONDS = 10.0
 HANG_EXIT_CODE = 75
@@ -184,7 +187,7 @@ class Watchdog(Monitor):
                 late,
                 self._step + 1,
             )
-        elif is_compiling(self._thread_id):
+        elif is_compiling(_frames().get(self._thread_id)):
             self._compiling_seconds += now - max(self._checked_at, self._since)
 
     def _limit_seconds(self) -> float:
@@ -248,11 +251,29 @@ class Watchdog(Monitor):
             _log.warning("the heartbeat %s %s", self._heartbeat, news)
 
 
+def _frames() -> dict[int, FrameType]:
+    """Thread → its innermost frame.
+
+    Before Python 3.11.9 a collection of garbage in the middle of it deadlocks with any thread that
+    starts, ends, or asks for the same (python/cpython#106883).
+    """
+    if sys.version_info >= (3, 11, 9):
+        return sys._current_frames()
+    with _ONE_ASKS:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
+
+
 def _stacks() -> str:
     """The stacks of all threads, the main thread's first; faulthandler would stop after 100."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    frames = sorted(_frames().items(), key=lambda item: item[0] != main)
     return "\n".join(
         f"Thread {names.get(ident, ident)}, innermost call last:\n"
         f"{''.join(traceback.format_stack(frame))}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import jax
@@ -284,9 +285,8 @@ _COMPILING = frozenset(
 )
 
 
-def is_compiling(thread_id: int) -> bool:
-    """Whether a thread is tracing, lowering or compiling, judged by the modules on its stack."""
-    frame = sys._current_frames().get(thread_id)
+def is_compiling(frame: FrameType | None) -> bool:
+    """Whether a thread whose innermost frame this is traces, lowers or compiles, by its modules."""
     while frame is not None:
         if frame.f_globals.get("__name__") in _COMPILING:
             return True

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ from mfu_jax.settings import Settings
 from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.support.fake_device import FakeClock
+from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 
 
@@ -156,8 +159,8 @@ def test_the_limit_is_the_larger_of_both_settings(
 def test_pauses_compilations_and_first_steps_are_not_hangs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiling: set[int] = set()  # ids of threads
-    monkeypatch.setattr("mfu_jax.logger.watchdog.is_compiling", compiling.__contains__)
+    compiling: set[str] = set()
+    monkeypatch.setattr("mfu_jax.logger.watchdog.is_compiling", lambda frame: bool(compiling))
     run = Run(tmp_path)
     run.steps(4)
     run.passes(300)  # four intervals have no median yet
@@ -167,17 +170,42 @@ def test_pauses_compilations_and_first_steps_are_not_hangs(
     run.watchdog.resume()
     run.passes(3)
     run.steps(3)
-    compiling.add(threading.get_ident())
+    compiling.add("this thread")
     run.passes(300)
     compiling.clear()
     run.passes(3)
     run.steps(10)
     assert not caplog.messages
-    compiling.add(threading.get_ident())
+    compiling.add("this thread")
     run.passes(1800)
     assert not caplog.messages
     run.passes(1)  # a compilation, too, can hang
     assert len(caplog.messages) == 1
+
+
+COLLECTED = """
+import gc, threading
+from mfu_jax.logger import watchdog
+
+for _ in range(100):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+gc.callbacks.append(lambda phase, info: threading.Thread(target=int).start())
+gc.set_threshold(1)
+frames = watchdog._frames()
+gc.callbacks.clear()
+print(threading.main_thread().ident in frames, gc.isenabled())
+gc.disable()
+watchdog._frames()
+print(gc.isenabled())
+"""
+
+
+@pytest.mark.full
+def test_a_collection_of_garbage_whose_callback_starts_a_thread_does_not_stop_the_process() -> None:
+    """CPython's own list of frames deadlocks so before 3.11.9 (python/cpython#106883)."""
+    command = [sys.executable, "-c", COLLECTED]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=HANG_SECONDS)
+    assert (done.stdout, done.returncode) == ("True True\nFalse\n", 0), done.stderr
 
 
 def test_a_machine_that_slept_is_told_apart(

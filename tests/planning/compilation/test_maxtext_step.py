@@ -27,6 +27,8 @@ def test_the_topology_and_the_devices_are_the_requests(
     stand_in = SimpleNamespace(
         accelerator_to_spec_map=table, jit_and_compile=None, main=said.extend
     )
+    stand_in.Transformer = lambda config, mesh: f"model of {config} on {mesh}"
+    stand_in.quantizations = SimpleNamespace(maybe_quantize_model=lambda *given: given)
     packages = {"maxtext": ModuleType("maxtext"), "maxtext.trainers": ModuleType("trainers")}
     packages["maxtext"].__file__ = str(tmp_path / "__init__.py")
     meshes = SimpleNamespace(create_hybrid_device_mesh=lambda **options: options)
@@ -50,5 +52,6 @@ def test_the_topology_and_the_devices_are_the_requests(
     ]
     system = table.get_system_characteristics(topology)
     assert (system.platform, system.devices_per_slice) == ("tpu", devices)
+    assert stand_in.Transformer("config", "mesh") == ("model of config on mesh", "config")
     of_hosts = {"process_is_granule": True} if (hardware, slices) == ("gpu", 2) else {}
     assert meshes.create_hybrid_device_mesh() == of_hosts

@@ -45,6 +45,13 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def test_a_step_as_long_as_a_float_goes_is_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, range(1), **{"perf/step_time_seconds": 1e308})
+    assert any("train 100.0%" in line for line in shown(capsys, tmp_path, "--once"))
+
+
 def test_one_frame_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run7", range(12))
     lines = shown(capsys, tmp_path / "run7", "--once")

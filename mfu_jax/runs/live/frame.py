@@ -276,7 +276,7 @@ def _split(split: Mapping[str, float], width: int, paper: Paper) -> Iterator[str
     bar, legend = "time    ", []
     for i, (use, seconds) in enumerate(sorted(split.items(), key=lambda item: -item[1])):
         color = _COLORS.get(use.partition("_")[0], "blue")
-        bar += paper.paint("█" * round(width * seconds / total), color)
+        bar += paper.paint("█" * round(width * (seconds / total)), color)
         if i < _MOST_USES:
             legend.append(paper.paint(f"{_plain(use)} {percent(seconds / total)}", color))
     yield bar

@@ -45,6 +45,7 @@ _LAST_RECORDS = 20
 # Kept between two checks; in a faster loop the oldest are dropped.
 _MOST_NOTED = 1000
 _KEPT_REPORTS = 5
+# Two that switch the collector off and on again would each take the other's off for the user's.
 _ONE_ASKS = threading.Lock()
 
 HEARTBEAT_SECONDS = 10.0

@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jax
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger import watchdog
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -159,8 +161,8 @@ def test_the_limit_is_the_larger_of_both_settings(
 def test_pauses_compilations_and_first_steps_are_not_hangs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiling: set[str] = set()
-    monkeypatch.setattr("mfu_jax.logger.watchdog.is_compiling", lambda frame: bool(compiling))
+    compiling: set[CodeType] = set()  # what a thread is in that compiles
+    monkeypatch.setattr(watchdog, "is_compiling", lambda frame: frame.f_code in compiling)
     run = Run(tmp_path)
     run.steps(4)
     run.passes(300)  # four intervals have no median yet
@@ -170,13 +172,13 @@ def test_pauses_compilations_and_first_steps_are_not_hangs(
     run.watchdog.resume()
     run.passes(3)
     run.steps(3)
-    compiling.add("this thread")
+    compiling.add(watchdog._frames.__code__)  # which the loop's thread, this one, is in
     run.passes(300)
     compiling.clear()
     run.passes(3)
     run.steps(10)
     assert not caplog.messages
-    compiling.add("this thread")
+    compiling.add(watchdog._frames.__code__)  # which the loop's thread, this one, is in
     run.passes(1800)
     assert not caplog.messages
     run.passes(1)  # a compilation, too, can hang

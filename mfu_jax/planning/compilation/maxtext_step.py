@@ -3,9 +3,9 @@
     python -m mfu_jax.planning.compilation.maxtext_step REQUEST.json OUT.mfu
 
 The request has `config.arguments`: MaxText's ``key=value`` arguments. MaxText's own
-`train_compile` makes the mesh, the state and the step; only its table of topologies, the model that
-it forgets to quantize with Qwix, and its use of the compiled step are replaced. Progress goes to
-stdout, one word per line.
+`train_compile` makes the mesh, the state and the step; only its table of topologies, the Linen
+model that it forgets to quantize with Qwix, and its use of the compiled step are replaced. Progress
+goes to stdout, one word per line.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def _plan_for(train_compile: Any, request: dict[str, Any], out: str) -> None:
         # JAX's devices of absent GPUs are all of one slice.
         by_slice = mesh_utils.create_hybrid_device_mesh
         mesh_utils.create_hybrid_device_mesh = partial(by_slice, process_is_granule=True)
-    build = train_compile.Transformer
+    if linen := getattr(train_compile, "Transformer", None):  # NNX's comes quantized
 
-    def quantized(config: Any, *args: Any, **kwargs: Any) -> Any:
-        """As MaxText trains it: its train_compile forgets Qwix."""
-        return train_compile.quantizations.maybe_quantize_model(
-            build(config, *args, **kwargs), config
-        )
+        def quantized(config: Any, *args: Any, **kwargs: Any) -> Any:
+            """As MaxText trains it: its train_compile forgets Qwix."""
+            return train_compile.quantizations.maybe_quantize_model(
+                linen(config, *args, **kwargs), config
+            )
 
-    train_compile.Transformer = quantized
+        train_compile.Transformer = quantized
     table = train_compile.accelerator_to_spec_map
     table.get_system_characteristics = lambda _: system
     train_compile.get_topology_desc = described

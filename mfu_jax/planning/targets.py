@@ -35,6 +35,7 @@ _OWN_NAMES = {"gpu": "cuda"}  # a platform's name in dumps → its compiler's na
 _SCHEDULERS_SHARE = 0.8  # of the memory of a GPU that is not attached
 JAXS_SHARE = 0.75  # of a GPU's memory, by default (JAX's docs, "GPU memory allocation")
 _CUBE = 64  # chips that are wired together; larger slices connect such cubes
+_PODS_AXES = 2  # of generations that are not built from cubes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,19 @@ class Target:
     def chips(self) -> int:
         """Chips in all slices."""
         return self.devices // self.chip.devices_per_chip
+
+    @property
+    def rings(self) -> tuple[bool, ...]:
+        """Which axes of a slice wrap around: those as long as a pod's, or all of whole cubes.
+
+        With three axes, slices from 4 x 4 x 4 chips on have a full torus (Cloud TPU's page of the
+        v5p); a part of such a cube is a mesh.
+        """
+        if self.platform != "tpu":
+            return ()
+        wraps = tuple(n % int(self.chip.interconnect["wraps_at"]) == 0 for n in self.shape)
+        by_cubes = len(self.shape) > _PODS_AXES
+        return (all(wraps),) * len(wraps) if by_cubes else wraps
 
     @property
     def usable_memory_bytes(self) -> int:
@@ -257,9 +271,9 @@ def _shape_of(topology: str, number: str, cores: int, axes: int) -> tuple[int, .
     count = int(number) if re.fullmatch(r"[1-9]\d{0,5}", number) else 0
     chips, rest = divmod(count, cores)
     is_power = chips and not chips & (chips - 1)
-    cubes = 0 if chips % _CUBE or axes == 2 else chips // _CUBE
+    cubes = 0 if chips % _CUBE or axes == _PODS_AXES else chips // _CUBE
     if rest or not (is_power or cubes) or chips > _MOST_CHIPS:
-        torus = f", or a multiple of {_CUBE * cores}," if axes > 2 else ""
+        torus = f", or a multiple of {_CUBE * cores}," if axes > _PODS_AXES else ""
         raise UserError(
             f"topology={topology!r}: expected a power of 2{torus} of "
             f"{'TensorCores' if cores > 1 else 'chips'} after the hyphen",

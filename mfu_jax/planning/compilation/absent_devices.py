@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 _HOST = (2, 2, 1)  # chips per host that libtpu assumes by default
-_V5E_RING = 16  # an axis of a v5e that wraps around
 
 
 def write_dump(compiled: Any, path: str) -> None:
@@ -22,8 +21,8 @@ def absent_devices(request: Mapping[str, Any]) -> list[Any]:
     """The devices of a request's topology, attached or not.
 
     Args:
-        request: `platform` and `topology` as JAX names them, `slices`, and for GPUs
-            `target_config`, XLA's text proto.
+        request: `platform` and `topology` as JAX names them, `slices`; for TPUs `rings`, whether
+            each axis wraps around; for GPUs `target_config`, XLA's text proto.
     """
     from mfu_jax.util.jax_internals import set_cuda_capability, topology_devices
 
@@ -47,8 +46,8 @@ def tpu_options(request: Mapping[str, Any]) -> dict[str, Any]:
     bounds = tuple(map(math.gcd, [*axes, 1][:3], _HOST))
     if bounds != _HOST:  # a host with fewer chips, such as v6e-1
         options["chips_per_host_bounds"] = bounds
-    wraps = tuple(size == _V5E_RING for size in [*axes, 1][:3])
-    # libtpu assumes a v5e without rings, on which collective-permutes cannot be asynchronous.
-    if request["topology"].startswith("v5e:") and any(wraps):
-        options["wrap"] = wraps
+    # Untold, libtpu takes a slice for a mesh: permutations are synchronous, and in place of each
+    # all-gather over three axes, for which it has no rings, an all-reduce adds shards to zeros.
+    if any(request["rings"]):
+        options["wrap"] = tuple([*request["rings"], False][:3])
     return options

@@ -285,6 +285,7 @@ def request_json(request: Request) -> dict[str, Any]:
         "platform": target.platform,
         "topology": target.topology,
         "slices": target.slices,
+        "rings": list(target.rings),
         "devices": target.devices,
         "target_config": target_config(target.chip, target.memory_fraction) if is_gpu else "",
     }

@@ -68,9 +68,9 @@ def _torus(target: Target, size: int) -> Route:
     per_link = chip.interconnect["ici_gbps_per_link"] * 1e9
     chips = max(1, size // chip.devices_per_chip)
     axes = _spanned(target.shape, chips)
-    wraps_at = int(chip.interconnect["wraps_at"])
-    links = sum(2 if n % wraps_at == 0 else 1 for n in axes) or 1
-    hops = sum(n // 2 if n % wraps_at == 0 else n - 1 for n in axes) or 1
+    rings = {n for n, is_ring in zip(target.shape, target.rings, strict=True) if is_ring}
+    links = sum(2 if n in rings else 1 for n in axes) or 1
+    hops = sum(n // 2 if n in rings else n - 1 for n in axes) or 1
     ring = max(axes, default=1)
     return Route(link="ici", bytes_per_sec=links * per_link, hops=hops, ring=ring)
 

@@ -1,6 +1,6 @@
 """Times of collectives, against the formulas of the scaling book written out here.
 
-v5p: 90e9 bytes/s a link and direction, three axes, rings where an axis has a multiple of 4 chips.
+v5p: 90e9 bytes/s a link and direction, three axes, rings from 4 x 4 x 4 chips on.
 """
 
 import pytest
@@ -35,6 +35,12 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
 def test_an_axis_that_is_no_ring_has_one_direction():
     expected = 2**30 * 7 / 8 / (2 * 90e9) + (1 + 3) * HOP  # 2 chips and 4 chips in a line
     assert _seconds(V6E, "all-gather", 8) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("topology", "size"), [("v5p:2x4x4", 4), ("v5p:8x8x8", 4), ("v6e:8x8", 8)])
+def test_part_of_a_cube_or_of_an_axis_is_no_ring(topology, size):
+    seconds = _seconds(parse_target(topology=topology), "all-gather", size)
+    assert seconds == pytest.approx(2**30 * (size - 1) / size / 90e9 + (size - 1) * HOP)
 
 
 def test_an_all_to_all_loads_a_ring_with_an_eighth_for_each_device():

@@ -104,6 +104,11 @@ class MeasuredRun:
         return tiles_of_run(self.keys, config.emb_dim)
 
     @property
+    def has_tokamax_experts(self) -> bool:
+        """Whether its grouped matmuls of experts are tokamax's kernels instead of megablox's."""
+        return self.keys.get("use_tokamax_gmm") == "true"
+
+    @property
     def loop_seconds(self) -> float:
         """What its trainer's loop adds to each step, as far as other runs of it on TPUs tell."""
         known = _TRAINERS.get(self.trainer, {}) if self.target.platform == "tpu" else {}
@@ -425,7 +430,9 @@ def may_save(plan: Plan, left_out: str, run: MeasuredRun) -> float:
     grouped = [op for op in plan.ops if EXPERTS in op["scope"] and op["kind"] == "matmul"]
     peak = (plan.model_flops or 0) / (plan.mfu or 1.0) / (plan.step_time_seconds or 1.0)
     chip = run.target.chip
-    share = Efficiencies().grouped_matmul * chip.clock_with(run.flags) / chip.default_clock
+    shares = Efficiencies()
+    best = shares.tokamax_grouped_matmul if run.has_tokamax_experts else shares.grouped_matmul
+    share = best * chip.clock_with(run.flags) / chip.default_clock
     at_best = sum(op["flops"] for op in grouped) / (share * peak or 1.0)
     return max(0.0, sum(op["seconds"] for op in grouped) - at_best)
 

@@ -34,6 +34,7 @@ class StepWork:
         experts: whether the model has experts; None if not known.
         own_rows: share of their rows that grouped kernels multiply (expert parallelism).
         tiles: tile sizes of grouped kernels; None: the program's own.
+        has_tokamax_experts: whether the run's grouped kernels are tokamax's.
         mesh: axis → size, in device order; empty: as the program says.
         attention: where the run's attention kernel is another than the program's.
         partial_gradient_bytes: that the compiled attention kernel holds beyond the run's.
@@ -47,6 +48,7 @@ class StepWork:
     experts: bool | None = None
     own_rows: float = 1.0
     tiles: KernelTiles | None = None
+    has_tokamax_experts: bool = False
     mesh: Mapping[str, int] = field(default_factory=dict)
     attention: RunsKernel | None = None
     partial_gradient_bytes: float = 0.0

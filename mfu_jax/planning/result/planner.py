@@ -212,6 +212,7 @@ def _timed(
         target=target,
         efficiencies=efficiencies or Efficiencies(),
         tiles=work.tiles if work else None,
+        has_tokamax_experts=work.has_tokamax_experts if work else False,
         mesh=(work.mesh if work else {}) or program.topology.mesh,
         attention=(work.attention if work else None) or AS_COMPILED,
         clock=clock,

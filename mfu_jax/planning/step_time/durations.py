@@ -77,8 +77,10 @@ class Efficiencies:
         kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted; attention on TPUs
             has its own times (`attention_kernels`).
         grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit, at a
-            chip's default clock. Not fitted: between `tpu_matmul` and the 0.58 of tokamax's in a
-            profile of a TPU7x, where 534 TFLOP/s are useful (gpu-tpu-pedia, Hunyuan3-295B, 2.7).
+            chip's default clock. Not measured: between `tpu_matmul` and tokamax's. megablox's may
+            reach 0.67, if nothing else is what Hy3-295B's step is shorter by with it.
+        tokamax_grouped_matmul: those of tokamax's: 36.2% of the 23.54 s of a step in a profile of
+            Hy3-295B on TPU7x (gpu-tpu-pedia, Hunyuan3-295B, TUNING-v7.md, 2.7). Not fitted.
         narrow_grouped_matmul: the same in eight bits, whose peak is twice as high and whose kernels
             are not twice as fast: 0.42 by what 189 of 192 experts take in a profile of Hy3-295B in
             fp8, and by the 682 TFLOP/s of useful FLOPs in another (the same page, sections 3.4.7
@@ -122,6 +124,7 @@ class Efficiencies:
 
     kernel: float = 0.5
     grouped_matmul: float = 0.7
+    tokamax_grouped_matmul: float = 0.585
     narrow_grouped_matmul: float = 0.42
     matmul: float = 0.77
     shared_matmul: float = 0.67
@@ -162,6 +165,7 @@ class Durations:
         target: the chips.
         efficiencies: shares of the chips' peaks that instructions reach.
         tiles: tile sizes of grouped-matmul kernels; None: the program's own.
+        has_tokamax_experts: whether these kernels are tokamax's in the run.
         mesh: axis → size, in the order of the program's devices; empty: not known.
         attention: where the run's attention kernel is another than the program's.
         clock: of a TPU's cores, as a share of the clock at which its peaks hold.
@@ -171,6 +175,7 @@ class Durations:
     target: Target
     efficiencies: Efficiencies
     tiles: KernelTiles | None = None
+    has_tokamax_experts: bool = False
     mesh: Mapping[str, int] = field(default_factory=dict)
     attention: RunsKernel = AS_COMPILED
     clock: float = 1.0
@@ -275,8 +280,8 @@ class Durations:
         """The share of a dtype's peak that a grouped kernel reaches."""
         shares, chip = self.efficiencies, self.target.chip
         doubles = chip.peak_flops_per_sec(dtype) > chip.peak_flops_per_sec("bf16")
-        share = shares.narrow_grouped_matmul if doubles else shares.grouped_matmul
-        return share / chip.default_clock
+        of_kernel = (shares.grouped_matmul, shares.tokamax_grouped_matmul)[self.has_tokamax_experts]
+        return (shares.narrow_grouped_matmul if doubles else of_kernel) / chip.default_clock
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
         """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s."""

@@ -280,8 +280,10 @@ class Durations:
         """The share of a dtype's peak that a grouped kernel reaches."""
         shares, chip = self.efficiencies, self.target.chip
         doubles = chip.peak_flops_per_sec(dtype) > chip.peak_flops_per_sec("bf16")
-        of_kernel = (shares.grouped_matmul, shares.tokamax_grouped_matmul)[self.has_tokamax_experts]
-        return (shares.narrow_grouped_matmul if doubles else of_kernel) / chip.default_clock
+        share = shares.narrow_grouped_matmul if doubles else shares.grouped_matmul
+        if self.has_tokamax_experts and not doubles:
+            share = shares.tokamax_grouped_matmul
+        return share / chip.default_clock
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
         """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s."""

@@ -48,6 +48,31 @@ def test_a_slice_named_by_its_cores_has_the_clouds_shape(row):
     assert target.topology.partition(":")[2] == shape
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "rings"),
+    [
+        ("v4-64", "2x4x4", "---"),
+        ("v4-128", "4x4x4", "ooo"),
+        ("v5e-64", "8x8", "--"),
+        ("v5e-128", "8x16", "-o"),
+        ("v5e-256", "16x16", "oo"),
+        ("v5p-64", "2x4x4", "---"),
+        ("v5p-256", "4x4x8", "ooo"),
+        ("v6e-128", "8x16", "-o"),
+        ("v6e-256", "16x16", "oo"),
+        ("tpu7x-64", "2x4x4", "---"),
+        ("tpu7x-128", "4x4x4", "ooo"),
+        ("tpu7x-384", "4x4x12", "ooo"),
+    ],
+)
+def test_slices_have_the_rings_of_maxtexts_table(name, shape, rings):
+    """`wrap` of its accelerator_to_spec_map.py (10 March 2026); compiles with it print, to the
+    digit, the memory that 64 TPU7x print (gpu-tpu-pedia, Hunyuan3-295B, AOT-COMPILE.md).
+    """
+    target = parse_target(topology=f"{name.partition('-')[0]}:{shape}")
+    assert target.rings == tuple(ring == "o" for ring in rings)
+
+
 def test_slices_multiply_the_devices_but_not_the_topology():
     target = parse_target(topology="v6e-256", slices=2)
     assert (target.topology, target.devices, target.slices) == ("v6e:16x16", 512, 2)

@@ -185,8 +185,12 @@ def _of_run(arguments: Arguments) -> Plan:
     run = load_run(arguments.one_name("file with a run, or -"))
     source, keys, nearest = _source_of_run(arguments, run)
     work = source.placed(work_of(run.model), keys)
-    work = replace(work, attention=run.attention, loop_seconds=run.loop_seconds)
-    work = replace(work, has_tokamax_experts=run.has_tokamax_experts)
+    work = replace(
+        work,
+        attention=run.attention,
+        loop_seconds=run.loop_seconds,
+        has_tokamax_experts=run.has_tokamax_experts,
+    )
     if nearest:
         held = run.partial_gradient_bytes
         work = replace(work, tiles=run.tiles, partial_gradient_bytes=held)

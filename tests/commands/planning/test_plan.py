@@ -10,6 +10,7 @@ import pytest
 from mfu_jax.cli import main
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump, Topology
+from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.compiling import Compiled, TooLarge
 from mfu_jax.planning.step_sources import MaxTextStep
 from mfu_jax.trainer.planned.planned_step import TrainerStep
@@ -240,6 +241,22 @@ def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_co
     assert f"\n{first}" in shown.out  # and the plan below it
     code, shown = _plan(capsys, "--run", str(file), "follow=me")
     assert (code, "follow=me; expected nearest" in shown.err) == (2, True)
+
+
+@pytest.mark.parametrize("tokamax", [False, True])
+def test_a_plan_is_timed_with_the_kernels_of_its_run(capsys, monkeypatch, tmp_path, tokamax):
+    file, asked = tmp_path / "run.json", []
+    flags = {"use_tokamax_gmm": tokamax, "use_tokamax_splash": tokamax}
+    run = {**RUN, "model_name": "mixtral-8x7b", "other_flags": flags}
+    file.write_text(json.dumps(run), encoding="utf-8")
+
+    def stop(*_, work, **__):
+        asked.append((work.has_tokamax_experts, work.attention.skips_forward))
+        raise UserError("asked enough")
+
+    monkeypatch.setattr("mfu_jax.commands.planning.plan._compiled", stop)
+    code, _ = _plan(capsys, "--run", str(file), f"maxtext_python={sys.executable}")
+    assert (code, asked) == (2, [(tokamax, tokamax)])
 
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):

@@ -44,6 +44,15 @@ def dtype_names() -> dict[str, str]:
     return dict(_CANONICAL)
 
 
+def has_matrix_unit(dtype: str) -> bool:
+    """Whether some chip's matrix units take such operands; none take integers of over 8 bits.
+
+    >>> has_matrix_unit("s8"), has_matrix_unit("s32")
+    (True, False)
+    """
+    return dtype in _CANONICAL
+
+
 def canonical_dtype(dtype: object) -> str:
     """The name that peaks are listed under: 'bf16' for 'bfloat16', jnp.bfloat16, HLO's 'bf16'.
 

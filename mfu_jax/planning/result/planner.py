@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.flops.executed.resharding.findings import resharded_tensors
 from mfu_jax.flops.executed.resharding.resharded_tensor import ReshardedTensor
 from mfu_jax.hardware.chips import Chip
+from mfu_jax.hardware.dtypes import has_matrix_unit
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
@@ -220,7 +222,27 @@ def _timed(
     )
     costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
     costs = without_own_shortage(costs, work.partial_gradient_bytes if work else 0.0)
-    return counter, costs, durations
+    return counter, _without_integer_matmuls(costs), durations
+
+
+def _without_integer_matmuls(costs: ProgramCosts) -> ProgramCosts:
+    """Costs in which matmuls of wide integers are elementwise work.
+
+    No matrix unit has a peak for them. libtpu 0.0.52 sums over windows of an s32 array, such as
+    experts' offsets, by a matmul.
+    """
+    records, flops = dict(costs.records), Counter(costs.executed.by_dtype)
+    for name, record in costs.records.items():
+        kept = {d: n for d, n in record.flops_by_dtype.items() if has_matrix_unit(d)}
+        more = record.flops - sum(kept.values())
+        if more:
+            records[name] = replace(
+                record, flops_by_dtype=kept, elementwise=record.elementwise + more
+            )
+    for dtype in list(flops):
+        if not has_matrix_unit(dtype):
+            del flops[dtype]
+    return replace(costs, records=records, executed=replace(costs.executed, by_dtype=flops))
 
 
 def _on_the_device(memory: Mapping[str, int], target: Target) -> Mapping[str, int]:

@@ -268,6 +268,24 @@ def test_a_run_at_the_default_clock_computes_more_slowly(text):
     assert make_plan(refused, target, follows_run=True).time_by_cause == slow.time_by_cause
 
 
+def test_integer_matmuls_are_elementwise_work():
+    """libtpu 0.0.52 sums over windows of experts' offsets with one: no unit has a peak for it."""
+    wide = """
+  %i = s32[12,128] parameter(1)
+  %t = s32[128,128] parameter(2)
+  %sums = s32[12,128] dot(%i, %t), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %d ="""
+    text = TEXT.replace("ROOT %d =", wide.lstrip()).replace(
+        "(x: f32[8,8])", "(x: f32[8,8], i: s32[12,128], t: s32[128,128])"
+    )
+    target = parse_target(topology="tpu7x:2x2x1")
+    work = StepWork(model_flops=1024, tokens=1, convention="exact")
+    alone, both = (make_plan(ProgramDump(text=t), target, work=work) for t in (TEXT, text))
+    assert both.executed_flops == alone.executed_flops == 1024
+    assert both.time_by_cause["matmul"] == alone.time_by_cause["matmul"]
+    assert both.time_by_cause["vector"] > alone.time_by_cause.get("vector", 0.0)
+
+
 def test_more_hosts_take_longer_than_one():
     """Llama 3.1 405B in NeMo: 17.5 s on 72 hosts, 17.7 s on 288 (dgxc-benchmarking v25.02)."""
     program = ProgramDump(text=TEXT)

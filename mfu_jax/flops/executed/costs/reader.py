@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from itertools import compress
 
@@ -34,6 +35,8 @@ from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, NO_MATMUL, ONLY_ELEM
 from mfu_jax.flops.lengths import Lengths
 
 _REDUCER_DEPTH = 16
+# What libtpu 0.0.52 names the calls of computations that a SparseCore runs.
+_WRAPPER = re.compile(r"TODO\(b/\d+\)")
 _SUMS = ("reduce", "reduce-window")  # of products with a vector
 
 
@@ -189,7 +192,8 @@ class CostReader:
         return InstructionCost(MatmulCost(instruction, flops, dtype, kernel="fft"))
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        if instruction.runs_on_host and instruction.callees:
+        target = instruction.attribute_string("custom_call_target")
+        if instruction.callees and (instruction.runs_on_host or _WRAPPER.fullmatch(target)):
             return ONLY_CALLS
         return self.custom_calls.cost(computation, instruction)
 

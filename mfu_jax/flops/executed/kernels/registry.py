@@ -178,6 +178,7 @@ _FREE = re.compile(
     r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
     r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|X64\w+|CreateBuffer|Pin|Unpin"
     r"|SliceId|ZeroCrop"  # in programs over several TPU slices
+    r"|Noop"  # in libtpu 0.0.37
 )
 
 

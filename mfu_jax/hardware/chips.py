@@ -132,7 +132,7 @@ class Chip:
         """The clock that libtpu's flags set, as a share of the one at which the peaks hold.
 
         >>> named("tpu7x").clock_with(()), named("tpu7x").clock_with(["--xla_tpu_dvfs_p_state=7"])
-        (0.9, 1.0)
+        (0.892, 1.0)
         """
         is_set = self.clock_set_by(" ".join(flags)) == self.clock_state
         return 1.0 if is_set else self.default_clock

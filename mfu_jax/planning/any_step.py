@@ -92,8 +92,8 @@ def plan(
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
     work = replace(work, mesh=axes)
-    plan = make_plan(program, target, work=work, flags=flags, is_new=True)
-    plan = replace(plan, compiled_by=cache.compiler_of(request))
+    compiler = cache.compiler_of(request)
+    plan = make_plan(program, target, work=work, flags=flags, compiled_by=compiler)
     return plan.with_notes(*notes, *compiled_notes, *work_notes)
 
 

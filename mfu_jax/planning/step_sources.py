@@ -128,10 +128,15 @@ def compiled_plan(
         program, notes = compiled(replace(request, profile=profile))
         notes = (*notes, _OWN_PROFILE)
     follows = run_flags is not None
-    plan = make_plan(program, target, work=work, flags=given, follows_run=follows, is_new=True)
-    plan = plan.with_notes(*notes, *unknown)
-    compiler = cache.compiler_of(request)
-    return replace(plan, model=source.named(values), compiled_by=compiler)
+    plan = make_plan(
+        program,
+        target,
+        work=work,
+        flags=given,
+        follows_run=follows,
+        compiled_by=cache.compiler_of(request),
+    )
+    return replace(plan.with_notes(*notes, *unknown), model=source.named(values))
 
 
 def _is_missing_profile(flag: str, target: Target) -> bool:

@@ -58,7 +58,7 @@ def _refused(
     flags: Sequence[str],
     *,
     follows_run: bool,
-    is_new: bool,
+    compiled_by: str,
 ) -> Plan:
     """The plan of a program that the compiler refused, with its times if it was scheduled."""
     if refusal.program is not None:
@@ -68,7 +68,7 @@ def _refused(
             work=work,
             flags=flags,
             follows_run=follows_run,
-            is_new=is_new,
+            compiled_by=compiled_by,
         ).with_notes("times are those of the program as it was scheduled, had it fitted")
     else:
         plan = Plan(
@@ -79,6 +79,7 @@ def _refused(
             fits=False,
             model_flops=work.model_flops if work else None,
             convention=work.convention if work else "",
+            compiled_by=compiled_by,
         )
     return replace(
         plan,
@@ -98,7 +99,7 @@ def make_plan(
     residuals: tuple[float, float] | None = None,
     flags: Sequence[str] = (),
     follows_run: bool = False,
-    is_new: bool = False,
+    compiled_by: str = "",
 ) -> Plan:
     """Plans a compiled program.
 
@@ -112,25 +113,33 @@ def make_plan(
         flags: compiler flags that the program was compiled with, as far as known.
         follows_run: whether they are a measured run's: without one for it, the chip's clock state
             was then the default.
-        is_new: whether it was compiled for the plan, without machine code, in which the compiler
-            may still have refused a kernel.
+        compiled_by: the compiler, as `Plan.compiled_by`, if it was compiled for the plan: without
+            machine code, in which the compiler may still have refused a kernel.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
         UserError: a kernel does not fit into VMEM.
     """
     if isinstance(program, TooLarge):
-        return _refused(target, program, work, flags, follows_run=follows_run, is_new=is_new)
+        return _refused(
+            target,
+            program,
+            work,
+            flags,
+            follows_run=follows_run,
+            compiled_by=compiled_by,
+        )
     state = target.chip.clock_set_by(" ".join(flags))
     is_at_state = follows_run or state not in ("", "default")
     clock = target.chip.clock_with(flags) if is_at_state else 1.0
-    vmem = matmul_share(target.chip, flags) if is_new else 1.0  # a dump's flags are not known
+    vmem = matmul_share(target.chip, flags) if compiled_by else 1.0  # a dump's flags are not known
     counter, costs, durations = _timed(program, target, work, efficiencies, clock, vmem)
-    if is_new:
+    if compiled_by:
         check_kernels(counter.module, target.chip, flags)
     line = predicted_time(costs, durations, work.pipeline if work else None)
     if residuals is None:
-        residuals = compared_runs.residuals(target.platform, work.experts if work else None)
+        experts = work.experts if work else None
+        residuals = compared_runs.residuals(target.platform, experts, compiled_by)
     resources = bounds(costs, target, program.memory)
     limiting, bound = max(resources.items(), key=lambda pair: pair[1], default=("", 0.0))
     if bound > line.seconds:
@@ -177,6 +186,7 @@ def make_plan(
             flags=flags,
         ),
         clock_state=target.chip.clock_state,
+        compiled_by=compiled_by,
         doubts=_undecided(memory, target),
         notes=(
             *_notes(costs, memory),

@@ -136,8 +136,9 @@ def test_a_search_from_a_run_begins_with_the_plan_of_the_run(flags, tmp_path, mo
     def compiled(request, **_):
         return Compiled(ProgramDump(text=TEXT))
 
-    def make_plan(program, target, *, work, flags, follows_run, is_new):
-        assert (follows_run, is_new) == (True, True)
+    def make_plan(program, target, *, work, flags, follows_run, compiled_by):
+        assert follows_run
+        assert compiled_by.startswith("jax ")
         planned.append((target.chip.clock_with(flags), work.tiles, work.attention))
         return planner.make_plan(program, target, work=work, flags=flags, follows_run=True)
 

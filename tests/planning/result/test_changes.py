@@ -134,8 +134,10 @@ ENTRY %main (x: bf16[8192,8192], y: bf16[8192,8192]) -> bf16[8192,8192] {
 
 def test_more_vmem_for_matmuls_saves_what_a_plan_with_it_is_shorter_by():
     program, chip = ProgramDump(text=MATMUL), parse_target(topology="v6e-1")
-    default = make_plan(program, chip, is_new=True)
-    raised = make_plan(program, chip, is_new=True, flags=("--xla_tpu_scoped_vmem_limit_kib=98304",))
+    default = make_plan(program, chip, compiled_by="libtpu")
+    raised = make_plan(
+        program, chip, compiled_by="libtpu", flags=("--xla_tpu_scoped_vmem_limit_kib=98304",)
+    )
     (change,) = default.changes
     assert "--xla_tpu_scoped_vmem_limit_kib=" in change.change
     assert not raised.changes
@@ -143,7 +145,7 @@ def test_more_vmem_for_matmuls_saves_what_a_plan_with_it_is_shorter_by():
     assert saved == pytest.approx(change.saves_seconds, rel=0.01)
     assert saved > 0.1 * default.step_time_seconds
     refused = TooLarge(used_bytes=2, limit_bytes=1, message="too large", program=program)
-    too_large = make_plan(refused, chip, is_new=True)
+    too_large = make_plan(refused, chip, compiled_by="libtpu")
     assert too_large.step_time_seconds == default.step_time_seconds
     of_a_dump = make_plan(program, chip)  # whose flags are not known
     assert of_a_dump.step_time_seconds == raised.step_time_seconds

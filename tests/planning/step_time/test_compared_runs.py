@@ -42,6 +42,18 @@ def test_the_range_is_around_the_mean_of_the_errors(monkeypatch):
     assert low * high == pytest.approx(4.0)  # runs take twice the prediction
 
 
+def test_a_newer_compiler_has_a_range_of_its_own(monkeypatch):
+    """Its plans are shorter: it hides what the older one waits for."""
+    runs = [_run(math.exp(k / 10), newer_seconds=0.5) for k in (-1, 1, -1, 1)]
+    monkeypatch.setattr(module, "compared_runs", lambda: tuple(runs))
+    older, newer = (
+        residuals("tpu", compiled_by=f"jax 0, libtpu 0.0.{number}") for number in ("42.1", "50.1")
+    )
+    assert newer == pytest.approx([2 * ratio for ratio in older])
+    monkeypatch.setattr(module, "compared_runs", lambda: (*runs, _run(9.0)))
+    assert residuals("tpu", compiled_by="libtpu 0.0.43") == newer  # one that it has not planned
+
+
 def test_models_with_experts_have_a_range_of_their_own_and_no_narrower_one_than_all(monkeypatch):
     few = [_run(math.exp(k / 10)) for k in (-1, 1, -1, 1)]
     many = [_run(math.exp(k), experts=True) for k in (-1, 1, -1, 1)]

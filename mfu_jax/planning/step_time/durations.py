@@ -31,7 +31,7 @@ from mfu_jax.planning.step_time.gpu_kernels import (
     is_masked,
     odd_sizes,
 )
-from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, visited_share
+from mfu_jax.planning.step_time.grouped_matmuls import Grid, KernelTiles, visited_share
 from mfu_jax.planning.targets import Target
 
 HOST = "host_gbps_per_device"
@@ -49,6 +49,10 @@ _SORT_OPS = 21
 # Of a TPU's instruction on arrays, however small: XLA's estimates of the smallest fusions in
 # tests/programs come to 1.2 µs on a v5e, v5p and v6e, and 1.05 on a TPU7x.
 _START_SECONDS = 1.2e-6
+# Of a grouped kernel's step besides its matmul or its copies. Fitted to steps of Hy3-295B on 64
+# TPU7x that differ in megablox's tiles alone (gpu-tpu-pedia, Hunyuan3-295B, TUNING-v7.md, 3.4.6):
+# beside the 20.61 s of 512 × 2048 × 1536, 1.2, 0.4, 1.1 and 5.4 s longer; here 1.5, 0.7, 1.1, 5.4.
+_CYCLES_PER_GROUPED_STEP = 1280
 _ONLY_ORDER = frozenset("add-dependency after-all domain opt-barrier optimization-barrier".split())
 _TYPICAL_HOST = 16  # GB/s, if the chip's is not known (scaling book, "How to think about TPUs")
 
@@ -77,8 +81,8 @@ class Efficiencies:
         kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted; attention on TPUs
             has its own times (`attention_kernels`).
         grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit, at a
-            chip's default clock. Not measured: between `tpu_matmul` and tokamax's. megablox's may
-            reach 0.67, if nothing else is what Hy3-295B's step is shorter by with it.
+            chip's default clock, where their tiles are not known or a unit is 128 × 128. Not
+            measured: between `tpu_matmul` and tokamax's.
         tokamax_grouped_matmul: those of tokamax's: 36.2% of the 23.54 s of a step in a profile of
             Hy3-295B on TPU7x (gpu-tpu-pedia, Hunyuan3-295B, TUNING-v7.md, 2.7). Not fitted.
         narrow_grouped_matmul: the same in eight bits, whose peak is twice as high and whose kernels
@@ -266,8 +270,11 @@ class Durations:
     def _kernel_seconds(self, record: InstructionRecord) -> float:
         """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
         unit = self.target.chip.matrix_unit or 1
-        share_of = self.tiles.visited_share if self.tiles else visited_share
-        visited = share_of(record, unit)
+        grid = self.tiles.grid(record, unit) if self.tiles else None
+        is_wide = unit > _NARROW_UNIT and not any(map(self._is_narrow, record.flops_by_dtype))
+        if grid and is_wide and not self.has_tokamax_experts:
+            return self._in_tiles(record, grid)
+        visited = grid.visited if grid else visited_share(record, unit)
         if visited is None:
             return self._of_kernel(record, record.flops_by_dtype)
         seconds = sum(
@@ -276,14 +283,27 @@ class Durations:
         )
         return max(visited * seconds, self._hbm_seconds(record))
 
+    def _in_tiles(self, record: InstructionRecord, grid: Grid) -> float:
+        """The time of megablox's kernel in known tiles: its steps multiply while they copy."""
+        chip, shares = self.target.chip, self.efficiencies
+        share = shares.tpu_matmul / chip.default_clock
+        matmul = grid.visited * self._seconds(record.flops_by_dtype, share)
+        bandwidth = chip.memory_bandwidth_bytes_per_sec * (chip.memory_share or shares.tpu_fusion)
+        cycles = grid.steps * _CYCLES_PER_GROUPED_STEP
+        return max(matmul, grid.bytes / bandwidth) + cycles / core_cycles_per_sec(chip) / self.clock
+
+    def _is_narrow(self, dtype: str) -> bool:
+        """Whether matmuls of these operands have a higher peak than bfloat16's."""
+        chip = self.target.chip
+        return chip.peak_flops_per_sec(dtype) > chip.peak_flops_per_sec("bf16")
+
     def _grouped_share(self, dtype: str) -> float:
         """The share of a dtype's peak that a grouped kernel reaches."""
-        shares, chip = self.efficiencies, self.target.chip
-        doubles = chip.peak_flops_per_sec(dtype) > chip.peak_flops_per_sec("bf16")
-        share = shares.narrow_grouped_matmul if doubles else shares.grouped_matmul
-        if self.has_tokamax_experts and not doubles:
+        shares, narrow = self.efficiencies, self._is_narrow(dtype)
+        share = shares.narrow_grouped_matmul if narrow else shares.grouped_matmul
+        if self.has_tokamax_experts and not narrow:
             share = shares.tokamax_grouped_matmul
-        return share / chip.default_clock
+        return share / self.target.chip.default_clock
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
         """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s."""

@@ -18,6 +18,7 @@ from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.util.values import typed
 
 _OF_MATRICES, _ROWS, _LIST = 3, 2, 1  # dimensions; of matrices: groups, in, out
+_BYTES = 2  # of a number in bfloat16
 
 
 def visited_share(record: InstructionRecord, unit: int = 1) -> float | None:
@@ -84,6 +85,20 @@ def without_skipped_rows(costs: ProgramCosts, own_rows: float) -> ProgramCosts:
     return replace(costs, records=records, executed=replace(costs.executed, by_dtype=flops))
 
 
+class Grid(NamedTuple):
+    """A grouped kernel's grid in a run's tiles.
+
+    Attributes:
+        steps: of the grid.
+        visited: multiplied elements over useful ones.
+        bytes: that its steps copy between HBM and VMEM.
+    """
+
+    steps: int
+    visited: float
+    bytes: float
+
+
 _PASSES = ("fwd", "dlhs", "drhs")
 _MATRICES = ("wi", "wo")
 
@@ -118,18 +133,37 @@ class KernelTiles:
 
     def visited_share(self, record: InstructionRecord, unit: int = 1) -> float | None:
         """As the function `visited_share`, in these tiles."""
+        grid = self.grid(record, unit)
+        return grid.visited if grid else None
+
+    def grid(self, record: InstructionRecord, unit: int = 1) -> Grid | None:
+        """The grid of a grouped kernel; None for other kernels.
+
+        A step copies its tiles of the operands, but not one that it shares with the step before:
+        matrices whole in the contracted dimension stay for all rows of a group. A result is
+        written once it is summed.
+        """
         found, widths = _tiles(record), _widths(record)
         if found is None or not widths:
             return None
-        matrix = "wo" if "/wo/" in record.op_name else "wi"
-        tile = self.tiles[f"{matrix}_{_pass(record)}"]
-        rows = math.ceil(found.rows / tile.rows)
-        wasted = math.prod(self._padded(width, tile, unit) for width in widths)
-        return (rows + found.groups - 1) * tile.rows / found.rows * wasted
-
-    def _padded(self, width: int, tile: Tile, unit: int) -> float:
-        size = min(width, tile.embed if width == self.emb_dim else tile.mlp)
-        return math.ceil(width / size) * size / width * _filled(size, unit)
+        matrix, which = "wo" if "/wo/" in record.op_name else "wi", _pass(record)
+        tile = self.tiles[f"{matrix}_{which}"]
+        sizes = [min(n, tile.embed if n == self.emb_dim else tile.mlp) for n in widths]
+        counts = [math.ceil(n / size) for n, size in zip(widths, sizes, strict=True)]
+        rows = math.ceil(found.rows / tile.rows) + found.groups - 1
+        visited = rows * tile.rows / found.rows
+        for n, size, count in zip(widths, sizes, counts, strict=True):
+            visited *= count * size / n * _filled(size, unit)
+        steps, per_group = rows * math.prod(counts), found.groups / rows
+        whole = math.prod(sizes)
+        if which == "drhs":
+            numbers = tile.rows * sum(sizes) + whole * per_group
+        else:
+            contracted = 1 if which == "dlhs" else 0
+            passes = counts[contracted]
+            numbers = tile.rows * (sizes[contracted] + sizes[1 - contracted] / passes)
+            numbers += whole * (1 if passes > 1 else per_group)
+        return Grid(steps, visited, steps * numbers * _BYTES)
 
 
 def tiles_of_run(keys: Mapping[str, str], emb_dim: int) -> KernelTiles | None:

@@ -236,11 +236,7 @@ def _timed(
 
 
 def _without_integer_matmuls(costs: ProgramCosts) -> ProgramCosts:
-    """Costs in which matmuls of wide integers are elementwise work.
-
-    No matrix unit has a peak for them. libtpu 0.0.52 sums over windows of an s32 array, such as
-    experts' offsets, by a matmul.
-    """
+    """Costs in which matmuls of wide integers are elementwise work: no matrix unit has a peak."""
     records, flops = dict(costs.records), Counter(costs.executed.by_dtype)
     for name, record in costs.records.items():
         kept = {d: n for d, n in record.flops_by_dtype.items() if has_matrix_unit(d)}

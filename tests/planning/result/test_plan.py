@@ -269,7 +269,7 @@ def test_a_run_at_the_default_clock_computes_more_slowly(text):
 
 
 def test_integer_matmuls_are_elementwise_work():
-    """libtpu 0.0.52 sums over windows of experts' offsets with one: no unit has a peak for it."""
+    """No unit has a peak for them."""
     wide = """
   %i = s32[12,128] parameter(1)
   %t = s32[128,128] parameter(2)

@@ -25,7 +25,12 @@ from mfu_jax.flops.executed.costs.custom_calls import CustomCalls, KernelFlops
 from mfu_jax.flops.executed.costs.memory_traffic import Traffic
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
 from mfu_jax.flops.executed.formulas.factorizations import Iterations, fft_flops
-from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype
+from mfu_jax.flops.executed.formulas.matmuls import (
+    MATMULS,
+    hardware_passes,
+    is_masked_sum,
+    operand_dtype,
+)
 from mfu_jax.flops.executed.formulas.tiles import TritonTiles
 from mfu_jax.flops.executed.formulas.tpu_factorizations import TpuFactorizations
 from mfu_jax.flops.executed.formulas.vector_matmuls import VectorMatmuls
@@ -143,6 +148,8 @@ class CostReader:
         return InstructionCost(*cost[:5], elementwise, traffic)
 
     def _matmul(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
+        if is_masked_sum(computation, instruction):
+            return NOTHING
         flops = MATMULS[instruction.opcode.removesuffix("-start")](computation, instruction)
         dtype = operand_dtype(computation, instruction)
         passes = hardware_passes(computation, instruction)

@@ -170,6 +170,16 @@ def is_full_float32(instruction: HloInstruction) -> bool:
     return _FULL_CALL.search(instruction.attribute("backend_config")) is not None
 
 
+def is_masked_sum(computation: HloComputation, instruction: HloInstruction) -> bool:
+    """Whether a matmul only adds up the integers that a mask selects.
+
+    libtpu 0.0.52 writes sums over windows so: s32 numbers times a triangle of truth values. A mask
+    times bfloat16 numbers, such as an embedding looked up by a one-hot product, is a matmul.
+    """
+    dtypes = sorted(computation.operand(instruction, i).shape.dtype for i in (0, 1))
+    return dtypes[0] == "pred" and dtypes[1] in ("s32", "u32", "s64", "u64")
+
+
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:
     """The wider dtype of the two operands."""
     first, second = (computation.operand(instruction, i).shape.dtype for i in (0, 1))

@@ -1,4 +1,4 @@
-"""Custom calls around what libtpu hands to a SparseCore are no kernels of the user's."""
+"""What libtpu 0.0.52 writes: calls around what a SparseCore runs, and sums as matmuls."""
 
 from __future__ import annotations
 
@@ -43,3 +43,22 @@ def test_a_call_to_nothing_is_free_and_a_users_kernel_is_not() -> None:
         for target in ("Noop", "mine")
     }
     assert unknown == {"Noop": [], "mine": ["mine"]}
+
+
+def test_a_sum_over_windows_written_as_a_matmul_is_none() -> None:
+    """`cumsum` of experts' row counts, as libtpu 0.0.52 writes it; others of the same sizes."""
+    text = """HloModule m
+ENTRY %main (x: NUMBERS[12,128], mask: MASK[128,128]) -> NUMBERS[12,128] {
+  %x = NUMBERS[12,128] parameter(0)
+  %mask = MASK[128,128] parameter(1)
+  ROOT %c = NUMBERS[12,128] convolution(%x, %mask), dim_labels=bf_io->bf, \
+metadata={op_name="jit(f)/reduce-window.4"}
+}"""
+    whole = 2 * 12 * 128 * 128
+    for numbers, mask, flops in (
+        ("s32", "pred", 0),
+        ("s32", "s32", whole),
+        ("bf16", "pred", whole),  # a one-hot product
+    ):
+        step = text.replace("NUMBERS", numbers).replace("MASK", mask)
+        assert executed_flops(step).total == flops

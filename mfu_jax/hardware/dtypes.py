@@ -44,13 +44,13 @@ def dtype_names() -> dict[str, str]:
     return dict(_CANONICAL)
 
 
-def has_matrix_unit(dtype: str) -> bool:
-    """Whether some chip's matrix units take such operands; none take integers of over 8 bits.
+def is_wide_integer(dtype: str) -> bool:
+    """Whether HLO's dtype is one of integers of over 8 bits, which no matrix unit takes.
 
-    >>> has_matrix_unit("s8"), has_matrix_unit("s32")
-    (True, False)
+    >>> is_wide_integer("s32"), is_wide_integer("s8"), is_wide_integer("bf16")
+    (True, False, False)
     """
-    return dtype in _CANONICAL
+    return dtype[:1] in ("s", "u") and dtype not in _CANONICAL
 
 
 def canonical_dtype(dtype: object) -> str:

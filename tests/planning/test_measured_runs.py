@@ -224,7 +224,7 @@ def test_levanters_loop_takes_what_its_runs_took_beside_their_plans(
     ],
 )
 def test_experts_kernels_with_the_best_tiles_are_those_of_the_plan(chips, flags, share):
-    """The share that `Durations` has where no tile is wasted."""
+    """The share that `Durations` has where tiles are not known and none is wasted."""
     op = {"scope": "layers/moe/experts", "kind": "matmul", "phase": "forward", "seconds": 4.0}
     plan = Plan(
         **{"target": "a", "chips": 8, "fits": True, "model_flops": 10**12},

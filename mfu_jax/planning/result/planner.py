@@ -16,7 +16,7 @@ from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.flops.executed.resharding.findings import resharded_tensors
 from mfu_jax.flops.executed.resharding.resharded_tensor import ReshardedTensor
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.hardware.dtypes import has_matrix_unit
+from mfu_jax.hardware.dtypes import is_wide_integer
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
@@ -239,14 +239,14 @@ def _without_integer_matmuls(costs: ProgramCosts) -> ProgramCosts:
     """Costs in which matmuls of wide integers are elementwise work: no matrix unit has a peak."""
     records, flops = dict(costs.records), Counter(costs.executed.by_dtype)
     for name, record in costs.records.items():
-        kept = {d: n for d, n in record.flops_by_dtype.items() if has_matrix_unit(d)}
+        kept = {d: n for d, n in record.flops_by_dtype.items() if not is_wide_integer(d)}
         more = record.flops - sum(kept.values())
         if more:
             records[name] = replace(
                 record, flops_by_dtype=kept, elementwise=record.elementwise + more
             )
     for dtype in list(flops):
-        if not has_matrix_unit(dtype):
+        if is_wide_integer(dtype):
             del flops[dtype]
     return replace(costs, records=records, executed=replace(costs.executed, by_dtype=flops))
 

@@ -271,10 +271,11 @@ class Durations:
         """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
         unit = self.target.chip.matrix_unit or 1
         grid = self.tiles.grid(record, unit) if self.tiles else None
-        is_wide = unit > _NARROW_UNIT and not any(map(self._is_narrow, record.flops_by_dtype))
-        if grid and is_wide and not self.has_tokamax_experts:
+        is_known = unit > _NARROW_UNIT and set(record.flops_by_dtype) == {"bf16"}
+        if grid and is_known and not self.has_tokamax_experts:
             return self._in_tiles(record, grid)
-        visited = grid.visited if grid else visited_share(record, unit)
+        of_tiles = grid.visited if grid else None
+        visited = of_tiles if self.tiles else visited_share(record, unit)
         if visited is None:
             return self._of_kernel(record, record.flops_by_dtype)
         seconds = sum(
@@ -284,7 +285,7 @@ class Durations:
         return max(visited * seconds, self._hbm_seconds(record))
 
     def _in_tiles(self, record: InstructionRecord, grid: Grid) -> float:
-        """The time of megablox's kernel in known tiles: its steps multiply while they copy."""
+        """The time of a kernel in bfloat16 and known tiles: its steps multiply while they copy."""
         chip, shares = self.target.chip, self.efficiencies
         share = shares.tpu_matmul / chip.default_clock
         matmul = grid.visited * self._seconds(record.flops_by_dtype, share)

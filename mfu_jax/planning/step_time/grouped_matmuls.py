@@ -62,7 +62,7 @@ def _tiles(record: InstructionRecord) -> _Tiles | None:
     rows = next((a.dims[0] for a in arrays if len(a.dims) == _ROWS and a.dtype != "s32"), 0)
     for offsets, groups_of, tiles_of in zip(lists, lists[1:], lists[2:], strict=False):
         filled = groups_of - offsets + 2
-        if groups_of == tiles_of and filled > 0 and rows % filled == 0 and rows:
+        if offsets > 1 and groups_of == tiles_of and filled > 0 and rows % filled == 0 and rows:
             return _Tiles(offsets - 1, rows, filled, groups_of)
     return None
 
@@ -89,12 +89,12 @@ class Grid(NamedTuple):
     """A grouped kernel's grid in a run's tiles.
 
     Attributes:
-        steps: of the grid.
+        steps: of the grid, to the last row that is in a group.
         visited: multiplied elements over useful ones.
         bytes: that its steps copy between HBM and VMEM.
     """
 
-    steps: int
+    steps: float
     visited: float
     bytes: float
 
@@ -154,7 +154,8 @@ class KernelTiles:
         visited = rows * tile.rows / found.rows
         for n, size, count in zip(widths, sizes, counts, strict=True):
             visited *= count * size / n * _filled(size, unit)
-        steps, per_group = rows * math.prod(counts), found.groups / rows
+        own = min(1.0, record.flops / (2 * found.rows * math.prod(widths)))  # without_skipped_rows
+        steps, per_group = own * rows * math.prod(counts), found.groups / rows
         whole = math.prod(sizes)
         if which == "drhs":
             numbers = tile.rows * sum(sizes) + whole * per_group

@@ -70,6 +70,18 @@ def test_tiles_take_whole_matrix_units(keys: dict[str, str] | None) -> None:
     assert duration.seconds == pytest.approx(filled / 1153.5e12 * 0.892 / 0.5)
 
 
+@pytest.mark.parametrize("share", [1 / 4, 1 / 16])
+def test_a_kernel_ends_after_its_own_rows(share: float) -> None:
+    """With experts over devices it is given all rows: `without_skipped_rows` leaves it its own."""
+    record, tiles = kernel(), tiles_of_run({}, EMBED)
+    own = replace(record, flops_by_dtype={"bf16": round(FLOPS * share)})
+    times = Durations(
+        target=parse_target(topology="tpu7x:2x2x1"), efficiencies=Efficiencies(), tiles=tiles
+    )
+    (whole,), (part,) = times.of(record), times.of(own)
+    assert part.seconds == pytest.approx(share * whole.seconds, rel=1e-6)
+
+
 def _own_rows() -> float:
     """Rows that the program's kernel multiplies, in tiles of 128, over those that it has."""
     return (ROWS // 128 + GROUPS - 1) * 128 / ROWS

@@ -20,7 +20,6 @@ import functools
 import lzma
 import math
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +42,7 @@ from mfu_jax.profiling.report.plan_gap import PlanGap, plan_gap
 from mfu_jax.util.formatting import columns
 from scripts import results
 from tests.campaigns.planted.scheduled_trace import write_scheduled
+from tests.support.archives import unpack
 from tests.support.edited_traces import EditedTrace, Kernel
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -261,8 +261,7 @@ def edited(recorded: Recorded) -> Iterator[Case]:
 
 def loops(scratch: Path) -> Recorded:
     """A loop of four layers, with its host."""
-    with tarfile.open(_DATA / "h100_loops.tar.xz") as tar:
-        tar.extractall(scratch, filter="data")
+    unpack("h100_loops.tar.xz", scratch)
     gemm, vector = "gemm_fusion_dot_general_1", "loop_multiply_fusion"
     return Recorded(scratch / "healthy", gemm, vector)
 
@@ -289,8 +288,7 @@ def _recorded(scratch: Path) -> Iterator[Case]:
         if name == "host_transfer":  # the copy itself is 2.49 ms, the host's preparation the rest
             planted -= 2.486e-3
         yield Case(f"recorded: {name}", cause, planted, gap, healthy.healthy)
-    with tarfile.open(_DATA / "h100_faults.tar.xz") as tar:
-        tar.extractall(scratch / "faults", filter="data")
+    unpack("h100_faults.tar.xz", scratch / "faults")
     for step in (scratch / "faults").glob("*/step"):
         (step.parent / "programs").mkdir()
         packed = lzma.compress(step.read_bytes(), preset=0)

@@ -15,12 +15,12 @@ plane of each faulty step's trace, with its program. The times are medians of se
 from __future__ import annotations
 
 import lzma
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from mfu_jax.profiling.profile import read_profile
+from tests.support.archives import unpack
 from tests.support.written_profiles import scheduled_profile
 
 DATA = Path(__file__).parents[2] / "data"
@@ -38,8 +38,7 @@ BROUGHT = {  # fault → cause, milliseconds that a step is shorter without it
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
-    with tarfile.open(DATA / "h100_faults.tar.xz") as tar:
-        tar.extractall(folder, filter="data")
+    unpack("h100_faults.tar.xz", folder)
     for step in folder.glob("*/step"):
         programs = step.parent / "programs"
         programs.mkdir()
@@ -50,8 +49,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loops")
-    with tarfile.open(DATA / "h100_loops.tar.xz") as tar:
-        tar.extractall(folder, filter="data")
+    unpack("h100_loops.tar.xz", folder)
     return folder
 
 

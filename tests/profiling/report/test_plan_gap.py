@@ -6,7 +6,6 @@ import dataclasses
 import json
 import lzma
 import shutil
-import tarfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from mfu_jax.profiling.join.ops import JoinedOp, work_by_name
 from mfu_jax.profiling.profile import Profile, read_profile
 from mfu_jax.profiling.report.plan_gap import PlanGap, plan_gap
 from mfu_jax.profiling.timeline.devices import OpName, Program
+from tests.support.archives import unpack
 from tests.support.metrics_lines import line
 
 DATA = Path(__file__).parents[2] / "data"
@@ -33,8 +33,7 @@ DATA = Path(__file__).parents[2] / "data"
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A loop's whole trace (h100_loops.tar.xz), and the trainer's GPT-2."""
     folder = tmp_path_factory.mktemp("traces")
-    with tarfile.open(DATA / "h100_loops.tar.xz") as tar:
-        tar.extractall(folder, filter="data")
+    unpack("h100_loops.tar.xz", folder)
     trace = folder / "gpt2" / "plugins" / "profile" / "1" / "gpu.xplane.pb"
     trace.parent.mkdir(parents=True)
     trace.write_bytes(lzma.decompress((DATA / "h100_gpt2.xplane.pb.xz").read_bytes()))

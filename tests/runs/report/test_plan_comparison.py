@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from mfu_jax.cli import main
 from mfu_jax.dumps import load
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import parse_target
+from tests.support.archives import unpack
 from tests.support.messages import is_told
 from tests.support.metrics_lines import line
 from tests.support.written_logs import WrittenLog
@@ -173,8 +173,7 @@ def test_without_a_profile_the_log_divides_the_gap(
 
 def test_with_a_trace_the_gap_is_by_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = write(tmp_path)
-    with tarfile.open(Path(__file__).parents[2] / "data" / "h100_loops.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack("h100_loops.tar.xz", tmp_path)
     (tmp_path / "sync_host").rename(tmp_path / "profile")
     program = load(tmp_path / "profile" / "programs" / "step.mfu")
     plan = make_plan(program, parse_target(hardware="h100", devices=1)).to_json()

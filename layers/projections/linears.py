@@ -147,7 +147,7 @@ def _added_rows(dtype: jnp.dtype, kept: Any, gradient: jax.Array) -> tuple[jax.A
         return rows.astype(empty.dtype)
 
     in_dtype = functools.partial(added, dtype=dtype)
-    in_float32 = functools.partial(added, dtype=jnp.float32)
+    in_float32 = functools.partial(added, dtype=jnp.dtype(jnp.float32))
     return jax.lax.platform_dependent(ids, gradient, cuda=in_float32, default=in_dtype), None
 
 

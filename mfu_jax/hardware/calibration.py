@@ -107,7 +107,7 @@ def calibrate(
         UserError: the dtype cannot be measured here.
     """
     name = canonical_dtype(dtype)
-    has_fp64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    has_fp64 = jax.config.jax_enable_x64  # type: ignore[attr-defined, unused-ignore]
     if name not in _JAX_DTYPES or (name == "fp64" and not has_fp64):
         raise UserError(
             f"a peak in {name} cannot be measured here; expected one of "

@@ -41,7 +41,7 @@ def find_peak(
         dtype,
         peak_tflops_per_device=peak_tflops_per_device,
         hardware=hardware_name,
-        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined, unused-ignore]
         compute_capability=getattr(device, "compute_capability", None),
     )
 

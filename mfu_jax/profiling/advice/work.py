@@ -183,7 +183,7 @@ def imbalance(stats: ProfileStats) -> tuple[float, str] | None:
     if len(devices) < 2 or steps < 2:
         return None
     compute = np.array([device.compute[:steps] for device in devices])
-    slowest = int(compute.sum(axis=1).argmax())
+    slowest = int(np.argmax(compute.sum(axis=1)))
     gaps = compute[slowest] - np.delete(compute, slowest, axis=0).mean(axis=0)
     gain = float(gaps.mean())
     error = float(gaps.std(ddof=1)) / math.sqrt(steps)

@@ -37,7 +37,7 @@ def with_callbacks(timeline: DeviceTimeline, host: HostThreads, join: Join) -> D
     of_event = timeline.ops.copy()
     for op, start, end in zip(ops, starts, ends, strict=True):
         of_event[is_copy & (timeline.starts >= start) & (timeline.starts < end)] = op
-    lanes = lanes + timeline.lanes.max(initial=0) + 1
+    lanes = lanes + np.max(timeline.lanes, initial=0) + 1
     return dataclasses.replace(
         timeline,
         names=table.names,

@@ -198,7 +198,7 @@ class KernelSchedule:
     ) -> _Alignment:
         """Traces the best alignment back from its end."""
         records: list[InstructionRecord | None] = [None] * count
-        i = int(last.argmax())
+        i = int(np.argmax(last))
         score = int(last[i])
         matched = 0
         for k in range(len(units) - 1, -1, -1):

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.breakdown.tables import model_share
 from mfu_jax.profiling.join.callbacks import with_callbacks
@@ -38,7 +40,7 @@ def write_perfetto(profile: Profile, path: str) -> str:
     """
     devices, library = open_traces(trace_files(Path(profile.source)))
     join = Join(library)
-    began = min(int(timeline.starts.min()) for timeline, _ in devices)
+    began = min(int(np.min(timeline.starts)) for timeline, _ in devices)
     events: list[Mapping[str, Any]] = []
     for number, (timeline, host) in enumerate(devices):
         named = with_callbacks(with_instructions(timeline, join), host, join)

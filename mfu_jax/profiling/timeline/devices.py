@@ -193,7 +193,7 @@ def groups(*columns: IntArray) -> IntArray:
     """
     group = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        if len(column) and column.min() != column.max():
+        if len(column) and np.min(column) != np.max(column):
             values, codes = np.unique(column, return_inverse=True)
             group = np.unique(group * len(values) + codes, return_inverse=True)[1]
     return group

@@ -87,7 +87,7 @@ def _positions(lanes: Sequence[EventColumns]) -> list[IntArray]:
         launches = np.concatenate([lane.numbers[_LAUNCH] for lane in lanes])[inside]
         graphs = np.concatenate([lane.numbers[_GRAPH] for lane in lanes])[inside]
         launch = groups(launches, graphs)
-        first, _ = spans(launch, int(launch.max()) + 1, starts, starts)
+        first, _ = spans(launch, int(np.max(launch)) + 1, starts, starts)
         node = groups(graphs, nodes[inside] & _IN_GRAPH)
         usual = np.bincount(node, starts - first[launch]) / np.bincount(node)
         graph = np.zeros(len(usual), np.int64)
@@ -151,6 +151,6 @@ def _begins(ops: IntArray, starts: IntArray) -> IntArray:
     kinds, inverse, counts = np.unique(ops, return_inverse=True, return_counts=True)
     first, _ = spans(inverse, len(kinds), starts, starts)
     numbers, shared = np.unique(counts, return_counts=True)
-    usual = numbers[shared >= _SHARED * len(kinds)].min(initial=counts.max())
+    usual = np.min(numbers[shared >= _SHARED * len(kinds)], initial=np.max(counts))
     mark = np.lexsort((first, counts != usual))[0]
     return np.sort(starts[inverse == mark])

@@ -56,7 +56,7 @@ def _laid_out(layout: Callable[..., np.ndarray]) -> _ArrayRule:
 
 def _broadcast(i: HloInstruction, shape: Shape, index: np.ndarray) -> np.ndarray:
     dims = i.integers("dimensions")
-    others = [dim for dim in range(len(shape.dims)) if dim not in dims]
+    others = tuple(dim for dim in range(len(shape.dims)) if dim not in dims)
     ordered = np.expand_dims(index.transpose(np.argsort(dims)), others)
     return np.broadcast_to(ordered, shape.dims)
 

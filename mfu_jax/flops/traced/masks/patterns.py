@@ -180,7 +180,7 @@ def _bound(values: np.ndarray) -> Pattern | None:
     if not matrix.any():
         return None
     i, j = np.nonzero(matrix)
-    low, high = int((i - j).min()), int((i - j).max())
+    low, high = int(np.min(i - j)), int(np.max(i - j))
     band = Band(low if low > 1 - keys else None, high if high < queries - 1 else None)
     a, b = values.ndim - 2, values.ndim - 1
     return Pattern("keeps", ((a, 1), (b, -1)), band=band, partial=True)

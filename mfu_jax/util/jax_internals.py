@@ -190,15 +190,15 @@ def parameter_shardings(compiled: Any) -> list[str]:
         return []
 
 
-def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
+def mlir_bindings(dialect: str) -> tuple[Callable[..., None], Any, Any]:
     """MLIR's Python bindings in jaxlib.
 
     Args:
         dialect: the dialect of the kernels to parse: tpu, triton or mosaic_gpu.
 
     Returns:
-        A function that registers the dialect in a context (and, if its second argument is true,
-        the upstream dialects that kernels mix in), `ir`, and `PassManager`.
+        A function that registers in a context the dialect (`with_own`) and the upstream dialects
+        that kernels mix in (`with_upstream`); `ir`; and `PassManager`.
 
     Raises:
         ImportError: jaxlib is missing, or lacks the dialect.
@@ -211,13 +211,14 @@ def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
 
     own = {"tpu": tpu, "triton": triton_dialect, "mosaic_gpu": mosaic_gpu_dialect}[dialect]
 
-    def register(context: Any, with_upstream: bool) -> None:
+    def register(context: Any, *, with_upstream: bool, with_own: bool) -> None:
         if with_upstream:
             registry = ir.DialectRegistry()
             _jax_mlir_ext.register_dialects(registry)
             context.append_dialect_registry(registry)
             context.load_all_available_dialects()
-        own.register_dialect(context)
+        if with_own:
+            own.register_dialect(context)
 
     return register, ir, PassManager
 

@@ -102,7 +102,8 @@ class Step:
     Attributes:
         run: the function; of a plant, with `MARK` on the line where a tensor is resharded.
         args: its arguments.
-        tensor: a pattern that the finding's tensor matches.
+        tensor: a pattern that the finding's tensor matches; XLA names an exchange after the
+            operation that made the tensor, or after its user.
         kinds: what may be said of it.
         options: for `jax.jit`.
     """
@@ -184,7 +185,7 @@ def top_of_split_logits(s: Setting) -> Step:
     return Step(
         run=run,
         args=(s.array((s.width, s.vocabulary), None, "model"), s.batch()),
-        tensor="top_k",
+        tensor="top_k|dot_general",
         kinds=("full rematerialization", "replicated work", "moved for one operation"),
     )
 
@@ -249,7 +250,10 @@ def forgotten_batch(s: Setting) -> Step:
         return jnp.mean((s.pinned(h, None, None, "model") @ w["down"]) ** 2)
 
     return Step(
-        run=trained(loss), args=(s.weights(), s.batch()), tensor="max", kinds=("lost batch",)
+        run=trained(loss),
+        args=(s.weights(), s.batch()),
+        tensor="max|dot_general",
+        kinds=("lost batch",),
     )
 
 
@@ -305,7 +309,7 @@ def other_device_order(s: Setting) -> Step:
         spec = NamedSharding(other, P("data", None, "model"))
         return jnp.mean((jax.lax.with_sharding_constraint(h, spec) @ w["down"]) ** 2)
 
-    tensor = r"dot_general|args\[0\]"
+    tensor = r"dot_general|select_n|args\[0\]"
     return Step(
         run=trained(loss), args=(s.weights(), s.batch()), tensor=tensor, kinds=("device order",)
     )
@@ -332,7 +336,7 @@ def sum_along_split_axis(s: Setting) -> Step:
     return Step(
         run=run,
         args=(s.array((s.width, s.hidden)), x),
-        tensor="cumsum|reduce_window_sum",
+        tensor="cumsum|reduce_window_sum|dot_general",
         kinds=("full rematerialization", "replicated work", "moved for one operation"),
     )
 

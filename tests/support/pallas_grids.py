@@ -222,7 +222,12 @@ def pipeline_function(
     out = jax.ShapeDtypeStruct((m, n), jnp.float32)
     shapes = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((m, k), (k, n)))
     if pipeline.cores:
-        cores = pltpu.create_tensorcore_mesh("core", num_cores=pipeline.cores)
+        named = getattr(pltpu, "TensorCoreMesh", None)  # of JAX 0.12
+        cores = (
+            named(axis_name="core", num_cores=pipeline.cores)
+            if named
+            else pltpu.create_tensorcore_mesh("core", num_cores=pipeline.cores)
+        )
         return pl.kernel(run, out_type=out, mesh=cores), shapes
     whole = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(run, out_shape=out, in_specs=[whole] * 2, out_specs=whole), shapes
@@ -234,7 +239,20 @@ def pretended_tpu() -> Iterator[None]:
     from jax._src.pallas.mosaic import tpu_info
 
     device = {"get_device_kind": lambda: "TPU v5e", "get_num_device_cores": lambda: 1}
-    with mock.patch.multiple(tpu_info, **device):
+    with mock.patch.multiple(tpu_info, **device), absent_device("TPU v5e", 1, "tpu"):
+        yield
+
+
+@contextlib.contextmanager
+def absent_device(*named: Any) -> Iterator[None]:
+    """A mesh of one device (kind, cores, platform), for which JAX 0.12 lowers Pallas kernels."""
+    try:
+        device = jax.sharding.AbstractDevice(*named)
+    except (AttributeError, TypeError):  # before JAX 0.12
+        yield
+        return
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
         yield
 
 

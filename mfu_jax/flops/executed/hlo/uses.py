@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.shapes import Shape
 
 _MOST_VISITS = 4000
 _INSIDE = ("fusion", "call", "async-start")
+_BARRIERS = ("opt-barrier", "optimization-barrier")
+_COLLECTIVES = "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()
+# Each result is of the operand at its place: collectives that XLA has combined, and sorts.
+_EACH_OF_ITS_OWN = frozenset((*_COLLECTIVES, *(f"{c}-start" for c in _COLLECTIVES), "sort"))
 RESULT = "program result"
 
 
@@ -35,6 +40,14 @@ class Value(NamedTuple):
     computation: HloComputation
     instruction: HloInstruction
     path: tuple[int, ...] = ()
+
+    @property
+    def array(self) -> Shape:
+        """Its shape; of a tuple, that of the first array."""
+        shape = self.instruction.shape
+        for index in self.path:
+            shape = shape.elements[index] if index < len(shape.elements) else shape
+        return next(shape.leaves(), shape)
 
 
 def uses(module: HloModule, value: Value) -> Iterator[Use | Value]:
@@ -142,6 +155,11 @@ def made_of(module: HloModule, value: Value) -> Iterator[Value]:
             number = int(instruction.operand_text)
             if number < len(caller[1].operands):
                 yield Value(caller[0], caller[0].operand(caller[1], number), path)
+    elif opcode in _BARRIERS:
+        yield Value(computation, computation.operand(instruction, 0), path)
     else:
-        for name in instruction.operands:
+        operands = instruction.operands
+        if path and len(operands) > 1 and opcode in _EACH_OF_ITS_OWN:
+            operands = operands[path[-1] : path[-1] + 1]
+        for name in operands:
             yield Value(computation, computation[name])

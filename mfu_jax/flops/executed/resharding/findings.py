@@ -460,13 +460,23 @@ class _Doctor:
         return self._described(
             kind,
             value.instruction if is_argument else exchange.instruction,
-            exchange.instruction,
+            self._at(exchange),
             axes=axes_between(exchange.groups, self.mesh),
             before=words(self._before(exchange, value)),
             after=words(self._after(exchange, value)),
             bytes_moved=exchange.bytes_moved,
             instructions=(exchange.instruction.name,),
         )
+
+    def _at(self, exchange: _Exchange) -> HloInstruction:
+        """The exchange; where XLA gives it no line, as in JAX 0.12, its first user with one."""
+        uses = followed(self.module, exchange.result, lambda use: not self._has_line(use.user))
+        users = (use.user for use in uses if use.operand >= 0)
+        known = filter(self._has_line, (exchange.instruction, *users))
+        return next(known, exchange.instruction)
+
+    def _has_line(self, instruction: HloInstruction) -> bool:
+        return self._lines.of(instruction)[1] > 0
 
     def _described(
         self, kind: Kind, tensor: HloInstruction, at: HloInstruction, **facts: Any

@@ -95,13 +95,13 @@ class Specs:
         if opcode in _PLACES or opcode.endswith("-done"):
             found = (self.of(operand, depth + 1) for operand in operands)
             return next((spec for spec in found if spec is not None), None)
-        dims = next(instruction.shape.leaves()).dims
+        dims = value.array.dims
         if opcode in _SAME_DIMS:
             return self._combined(operands, dims, depth)
         known = [self.of(o, depth + 1) for o in operands] if opcode in _MOVED else []
         if not known or (known[0] is None and opcode not in ("dot", "convolution")):
             return None
-        shapes = [next(o.instruction.shape.leaves()).dims for o in operands]
+        shapes = [o.array.dims for o in operands]
         if opcode in ("reshape", "bitcast"):
             return reshaped(known[0] or (), shapes[0], dims)
         specs = [one or (None,) * len(shape) for one, shape in zip(known, shapes, strict=True)]

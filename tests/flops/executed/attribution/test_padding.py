@@ -300,7 +300,9 @@ def test_what_follows_from_rows_beyond_the_end_stays_beyond_it(
         is_leaf=lambda shape: isinstance(shape, tuple) and isinstance(shape[0], int),
     )
     with only_counted():
-        executed = executed_flops(jax.jit(function).lower(*arguments).compile())
+        # results that are whole: JAX 0.12 has no words for XLA's own choice of how to split them
+        program = jax.jit(function, out_shardings=_at()).lower(*arguments).compile()
+        executed = executed_flops(program)
     assert executed.padding * ran == executed.total * (ran - rows) > 0
     ledger = compare_flops(
         model=count_model_flops(function, *arguments), executed=executed, devices=4

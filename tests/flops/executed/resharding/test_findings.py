@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import pytest
 
@@ -59,6 +61,17 @@ def test_a_text_names_axes_by_size_and_stride_and_says_how_many_more_there_are()
     assert len(warnings_of([one] * 5)) == 4
     assert warnings_of([one] * 5)[-1].startswith("and 2 more")
     assert warnings_of([]) == []
+
+
+def test_a_gather_without_a_line_has_its_users() -> None:
+    """As in JAX 0.12, whose XLA names what it has split itself after a parameter, if at all."""
+    step = PLANTS["split_layers"](setting())
+    text = jax.jit(step.run).lower(*step.args).compile().as_text() or ""
+    bare, gathers = re.subn(r"( all-gather\(.*), metadata=\{[^}]*\}", r"\1", text)
+    named = re.sub(r"( all-gather\(.*)", r'\1, metadata={op_name="w"}', bare)
+    assert gathers or "is_spmd_generated" in text
+    for one in (bare, named):
+        assert is_found("split_layers", step, resharded_tensors(counter_of(one), {}))
 
 
 def test_a_failure_of_ours_is_a_warning_and_no_finding(

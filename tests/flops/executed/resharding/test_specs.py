@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import jax
 
-from mfu_jax.flops.executed.resharding.specs import Merged, reshaped, words
+from mfu_jax.flops.executed.costs.literals import Literals
+from mfu_jax.flops.executed.counting import counter_of
+from mfu_jax.flops.executed.hlo.uses import Value
+from mfu_jax.flops.executed.resharding.specs import Merged, Specs, reshaped, words
 from tests.campaigns.shardings import PLANTS, found_in, setting_of
 
 ROWS, WIDTH = ("data",), ("model",)
@@ -33,3 +36,36 @@ def test_both_shardings_are_named_by_mesh_axes() -> None:
     assert one.before == "P('model', None, 'data')"
     assert one.after == "P(None, ('data', 'model'))"
     assert one.after in one.advice
+
+
+COMBINED = """HloModule m, num_partitions=4
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT sum = f32[] add(a, b)
+}
+
+ENTRY main {
+  bias = f32[32]{0} parameter(0)
+  weight = f32[64,16]{1,0} parameter(1)
+  both = (f32[32]{0}, f32[64,16]{1,0}) all-reduce(bias, weight), to_apply=add
+  pair = (f32[32]{0}, f32[64,16]{1,0}) opt-barrier(both)
+  summed = f32[64,16]{1,0} get-tuple-element(pair), index=1
+  ROOT whole = f32[64,32]{1,0} all-gather(summed), dimensions={1}
+}
+"""
+
+
+def test_of_what_xla_has_combined_each_result_is_split_as_its_own_operand() -> None:
+    counter = counter_of(COMBINED)
+    shardings = {
+        0: "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}",
+        1: "{devices=[1,2,2]<=[4] last_tile_dim_replicate}",
+    }
+    specs = Specs(shardings, {"data": 2, "model": 2}, Literals(counter.reader.dataflow))
+    main = counter.module.entry
+    found = {name: words(specs.of(Value(main, main[name]))) for name in main.instructions}
+    assert (found["bias"], found["weight"]) == ("P('model')", "P(None, 'data')")
+    assert found["summed"] == found["weight"]
+    assert found["whole"] == "P()"

@@ -75,7 +75,8 @@ def test_the_gradient_counts_the_same_branch():
     assert kept == 3 * KEPT["causal"] * SCORES_AND_VALUES
     one = S * S * SCORES_AND_VALUES  # the gradient's branches see what either branch kept
     assert counted.by_mask == {"causal": one, "at most causal": 2 * one}
-    assert len(counted.unaccounted) == 1
+    # JAX 0.12 keeps the forward branches beside the gradient's
+    assert {item.name for item in counted.unaccounted} == {"cond"}
 
 
 def test_iterations_multiply_the_branch_that_is_counted():

@@ -21,6 +21,7 @@ from mfu_jax.instrumentation.counts import count_program, traced_model
 from tests.support.pallas_grids import (
     Grid,
     Pipeline,
+    absent_device,
     function,
     in_blocks,
     needed,
@@ -110,6 +111,13 @@ def test_kernels_that_really_run_multiply_as_many_elements_that_are_not_padding(
     assert ran_inside(RUN[name]) == needed(RUN[name])
 
 
+DEPRECATED = pytest.mark.filterwarnings(
+    "ignore:jax.experimental.pallas.ops.gpu:DeprecationWarning",
+    "ignore:The Pallas Triton backend is deprecated:DeprecationWarning",
+)
+
+
+@DEPRECATED
 def test_decoding_attention_on_gpu_needs_its_heads_and_not_its_blocks() -> None:
     """Blocks of 16 heads, of which an example has 4: four times as much runs."""
     from jax.experimental.pallas.ops.gpu import decode_attention
@@ -123,7 +131,8 @@ def test_decoding_attention_on_gpu_needs_its_heads_and_not_its_blocks() -> None:
     assert count.overhang == {"forward mha_forward/pallas_call": 3 * count.total}
     runs = KernelRun(count.total, 3 * count.total)
     assert pallas_kernel_flops(decode, *arguments) == {"mha_forward": (runs,)}
-    program = jax.jit(decode).trace(*arguments).lower(lowering_platforms=("cuda",))
+    with absent_device("NVIDIA H100 80GB HBM3", None, "cuda"):
+        program = jax.jit(decode).trace(*arguments).lower(lowering_platforms=("cuda",))
     text = program.as_text("hlo")
     alone = executed_flops(text)
     executed = executed_flops(text, kernel_flops=pallas_kernel_flops(decode, *arguments))
@@ -233,6 +242,7 @@ ENTRY main {
 }"""  # noqa: E501
 
 
+@DEPRECATED
 @pytest.mark.parametrize("convention", ["dense", "maxtext"])
 def test_masked_pairs_are_not_what_attention_runs_beyond_its_arrays(convention: str) -> None:
     from jax.experimental.pallas.ops.gpu import decode_attention

@@ -172,7 +172,13 @@ def read_body(raw: bytes, dialect: str, passes: str, read: Callable[[Any], _Read
             context.attach_diagnostic_handler(lambda diagnostic: True)
             # The stable form has its own names; anything else is in the upstream dialects.
             is_bytecode = raw.startswith(_BYTECODE)
-            register(context, not (is_bytecode and dialect == "tpu"))
+            register(
+                context,
+                with_upstream=not (is_bytecode and dialect == "tpu"),
+                # Triton's bytecode has no version: JAX 0.12 cannot read what earlier ones wrote,
+                # but anything can as operations of an unknown dialect.
+                with_own=not (is_bytecode and dialect == "triton"),
+            )
             # The bindings abort on a damaged name that is not UTF-8, too.
             (strings_of(raw) if is_bytecode else unescaped(raw)).decode()
             module = ir.Module.parse(raw)
@@ -182,7 +188,7 @@ def read_body(raw: bytes, dialect: str, passes: str, read: Callable[[Any], _Read
     except (KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
         raise UnknownBodyError(
-            f"its body is damaged, or of a newer JAX than jaxlib {jaxlib_version()} can read "
+            f"its body is damaged, or of another JAX than jaxlib {jaxlib_version()} can read "
             f"({' '.join(first)[:80]})"
         ) from None
 
@@ -200,7 +206,17 @@ def _name_and_attribute(operation: Any) -> tuple[str, int]:
     if name == "llvm.inline_asm" and _QUERY in str(operation.attributes["asm_string"]):
         return TAKES_OVER, 0
     key = _ATTRIBUTES.get(name, "")
+    if name.startswith("tt.get_") and key not in operation.attributes:
+        return _POSITIONS.get(name, name), _property(operation)
     return _POSITIONS.get(name, name), integer(operation, key) if key else 0
+
+
+def _property(operation: Any) -> int:
+    """The number of an operation of an unknown dialect: ``"tt.get_program_id"() <1 : i32>``."""
+    match = re.search(r"<(\d+) : i32>", str(operation))
+    if not match:
+        raise UnknownBodyError(f"{operation.name} without its axis")
+    return int(match[1])
 
 
 def _axis(operation: Any) -> int:

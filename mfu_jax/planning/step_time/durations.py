@@ -92,7 +92,7 @@ class Efficiencies:
         matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
-            Fitted to 14 runs on 64 to 512 GPUs, whose median error it makes 0 beside what hosts
+            Fitted to 14 runs on 64 to 512 GPUs, whose median error it makes 0.5% beside what hosts
             wait for each other; 14 others are 1.6% short in the median (held_out_runs.json there).
         odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.
         gpu_attention: cuDNN's attention over long sequences, from the same table.

@@ -12,9 +12,12 @@ from mfu_jax.flops.executed.hlo.shapes import Shape
 _MOST_VISITS = 4000
 _INSIDE = ("fusion", "call", "async-start")
 _BARRIERS = ("opt-barrier", "optimization-barrier")
-_COLLECTIVES = "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()
-# Each result is of the operand at its place: collectives that XLA has combined, and sorts.
-_EACH_OF_ITS_OWN = frozenset((*_COLLECTIVES, *(f"{c}-start" for c in _COLLECTIVES), "sort"))
+# Collectives that XLA combines: each result is of the operand at its place. The tuple of those
+# that start has the operands first, but for an all-reduce's.
+_WITH_OPERANDS = ("all-gather-start", "reduce-scatter-start", "collective-permute-start")
+_COMBINED = frozenset(
+    "all-reduce all-reduce-start all-gather reduce-scatter collective-permute".split()
+).union(_WITH_OPERANDS)
 RESULT = "program result"
 
 
@@ -157,9 +160,12 @@ def made_of(module: HloModule, value: Value) -> Iterator[Value]:
                 yield Value(caller[0], caller[0].operand(caller[1], number), path)
     elif opcode in _BARRIERS:
         yield Value(computation, computation.operand(instruction, 0), path)
+    elif opcode.endswith("-done"):
+        start = computation.operand(instruction, 0)
+        yield Value(computation, start, (1, *path) if start.opcode in _WITH_OPERANDS else path)
     else:
         operands = instruction.operands
-        if path and len(operands) > 1 and opcode in _EACH_OF_ITS_OWN:
+        if path and len(operands) > 1 and opcode in _COMBINED:
             operands = operands[path[-1] : path[-1] + 1]
         for name in operands:
             yield Value(computation, computation[name])

@@ -18,6 +18,7 @@ replicated although that makes devices repeat each other's matmuls.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -53,6 +54,7 @@ from mfu_jax.util.failsafe import Boundary, failsafe
 
 _LEAST_SHARE = 0.05  # of the bytes that all collectives of a step move
 _LEAST_PART = 0.005  # of them, for one of several collectives of a line
+_NEAREST = 100  # uses of an exchange without a line, among which one with a line is looked for
 _LEAST_REPEATED = 0.2  # of the FLOPs of the forward and backward matmuls
 _LAYOUT = frozenset(
     "bitcast copy reshape transpose convert concatenate slice opt-barrier optimization-barrier "
@@ -471,7 +473,7 @@ class _Doctor:
     def _at(self, exchange: _Exchange) -> HloInstruction:
         """The exchange; where XLA gives it no line, as in JAX 0.12, its first user with one."""
         uses = followed(self.module, exchange.result, lambda use: not self._has_line(use.user))
-        users = (use.user for use in uses if use.operand >= 0)
+        users = (use.user for use in itertools.islice(uses, _NEAREST) if use.operand >= 0)
         known = filter(self._has_line, (exchange.instruction, *users))
         return next(known, exchange.instruction)
 

@@ -69,3 +69,29 @@ def test_of_what_xla_has_combined_each_result_is_split_as_its_own_operand() -> N
     assert (found["bias"], found["weight"]) == ("P('model')", "P(None, 'data')")
     assert found["summed"] == found["weight"]
     assert found["whole"] == "P()"
+
+
+STARTED = """HloModule m, num_partitions=4
+
+ENTRY main {
+  bias = f32[32]{0} parameter(0)
+  weight = f32[64,16]{1,0} parameter(1)
+  start = ((f32[32]{0}, f32[64,16]{1,0}), (f32[64]{0}, f32[128,16]{1,0})) all-gather-start(bias, weight), dimensions={0}
+  done = (f32[64]{0}, f32[128,16]{1,0}) all-gather-done(start)
+  tall = f32[128,16]{1,0} get-tuple-element(done), index=1
+  ROOT apart = f32[2,64,16]{2,1,0} reshape(tall)
+}
+"""  # noqa: E501
+
+
+def test_so_it_is_where_they_start_and_end_apart() -> None:
+    counter = counter_of(STARTED)
+    shardings = {
+        0: "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}",
+        1: "{devices=[2,2]<=[4]}",
+    }
+    specs = Specs(shardings, {"data": 2, "model": 2}, Literals(counter.reader.dataflow))
+    main = counter.module.entry
+    assert words(specs.of(Value(main, main["weight"]))) == "P('data', 'model')"
+    assert words(specs.of(Value(main, main["tall"]))) == "P(None, 'model')"
+    assert words(specs.of(Value(main, main["apart"]))) == "P(None, None, 'model')"

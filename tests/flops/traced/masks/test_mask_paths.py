@@ -190,7 +190,8 @@ BOUNDED = {
 def test_bounds_of_masked_scores_leave_their_mask(name):
     forward, step, labels = counted(lambda s, flag: jax.nn.softmax(BOUNDED[name](masked(s))))
     assert (forward, step) == (2 * PRODUCT * CAUSAL, 6 * PRODUCT * CAUSAL)
-    assert labels <= {"causal", "at most causal"}  # JAX 0.12's gradient selects by the scores
+    # JAX 0.12's gradient selects by the scores
+    assert labels in ({"causal"}, {"causal", "at most causal"})
 
 
 MOVED = {

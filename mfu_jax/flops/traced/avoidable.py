@@ -28,7 +28,7 @@ from mfu_jax.util.jax_internals import Literal
 
 _ELEMENTWISE = frozenset(
     "add convert_element_type copy div exp integer_pow log logistic max min mul neg "
-    "reduce_precision rsqrt sharding_constraint sub tanh".split()
+    "one_minus_square reduce_precision rsqrt sharding_constraint sub tanh".split()
 )
 _KEPT_APART = "optimization_barrier"
 _NEW = -1  # a dimension that no dimension of another array corresponds to

@@ -22,10 +22,10 @@ _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
 _PRODUCTS = {"dot_general", "scaled_dot", "scaled_matmul", "scaled_matmul_wrapper"}
 # Primitives of which an element depends only on the operands' elements at the same position.
 _ELEMENTWISE = frozenset(
-    "abs add add_any and atan2 cbrt ceil clamp convert_element_type cos cosh div eq erf erf_inv "
-    "erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max "
-    "min mul ne neg nextafter not or pow pvary real rem round rsqrt select_n sign sin sinh "
-    "sqrt square sub tan tanh xor".split()
+    "abs add add_any and atan2 bitcast_convert_type cbrt ceil clamp convert_element_type cos cosh "
+    "div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p "
+    "log2 logistic lt max min mul ne neg nextafter not one_minus_square or polynomial pow pvary "
+    "real rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh xor".split()
 )
 
 

@@ -67,9 +67,10 @@ class HostThread:
         return min(float(np.median(np.diff(calls))), _MOST_PER_CALL) if len(calls) > 1 else 0.0
 
     def recording(self, starts: IntArray, ends: IntArray) -> FloatArray:
-        """Picoseconds that recording the Python calls that begin within each interval takes."""
+        """Picoseconds of each interval that recording the Python calls that begin in it takes."""
         until = np.searchsorted(self._python_calls, np.stack([starts, ends]))
-        return (self.per_call * np.maximum(until[1] - until[0], 0)).astype(np.float64)
+        taken = self.per_call * np.maximum(until[1] - until[0], 0)
+        return np.minimum(taken, np.maximum(ends - starts, 0)).astype(np.float64)
 
     @cached_property
     def _python_calls(self) -> IntArray:

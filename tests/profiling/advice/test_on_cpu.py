@@ -197,7 +197,7 @@ def test_a_loop_with_many_python_calls_says_what_recording_them_takes(tmp_path: 
     profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
     assert sum("recording Python's calls" in note for note in profile.notes) == 1
     recording = profile.measured.recording
-    assert 1e-8 * calls < recording < profile.measured.step_seconds
+    assert 1e-8 * calls < recording <= profile.measured.step_seconds
     gain = sum(one.gain_seconds for one in profile.advice if one.cause == "host-bound loop")
     assert gain < profile.measured.step_seconds - 0.9 * recording
 

@@ -25,6 +25,7 @@ from mfu_jax.flops.executed.hlo.replica_groups import (
     iota,
     numbers,
     replica_groups,
+    tiled,
 )
 
 _CALLS = ("fusion", "call", "async-start")
@@ -66,7 +67,7 @@ def parameter_shardings(module: HloModule, program: Any) -> dict[int, str]:
     """The shardings of a program's parameters in HLO syntax, by number; empty if not known."""
     known = _shardings_of(program)
     return {
-        number: parameter.attribute("sharding") or (known[number] if number < len(known) else "")
+        number: tiled(parameter.attribute("sharding") or "".join(known[number : number + 1]))
         for number, parameter in module.entry.parameters.items()
     }
 

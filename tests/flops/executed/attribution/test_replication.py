@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mfu_jax.flops.executed.attribution.replication import tile_numbers
 from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.hlo.replica_groups import tiled
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.instrumentation.counts import count_program, traced_model
 
@@ -56,6 +58,33 @@ def test_a_step_repeats_what_no_axis_shares(
     assert flops.executed.repeated == ({label: (copies - 1) * share} if label else {})
     assert flops.ledger.residual == 0
     assert (f"+ {label} " in str(flops.ledger)) == bool(label)
+
+
+NAMED = {  # as JAX 0.11 writes shardings, beside what XLA says of them in tiles
+    "{mesh[], replicated}": "{replicated}",
+    "{mesh['data'=2,'model'=2,'z'=2], [{'data'}, {}]}": (
+        "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"
+    ),
+    "{mesh['data'=2,'model'=2,'z'=2], [{}, {'model'}]}": (
+        "{devices=[1,2,4]<=[2,2,2]T(1,0,2) last_tile_dim_replicate}"
+    ),
+    "{mesh['data'=2,'model'=2,'z'=2], [{'model', 'data'}, {}]}": (
+        "{devices=[4,1,2]<=[2,2,2]T(1,0,2) last_tile_dim_replicate}"
+    ),
+    "{mesh['data'=2,'model'=2,'z'=2], [{'z', 'data'}, {}]}": (
+        "{devices=[4,1,2]<=[4,2]T(1,0) last_tile_dim_replicate}"
+    ),
+    "{mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)), [{'a'}, {'b'}]}": "{devices=[4,2]<=[2,4]T(1,0)}",
+    "{mesh['a'=8], [{'a':(1)2}, {}]}": "",
+}
+
+
+@pytest.mark.parametrize(("named", "in_tiles"), NAMED.items())
+def test_shardings_by_the_axes_of_a_mesh_are_read(named: str, in_tiles: str) -> None:
+    found, expected = (tile_numbers(text, 8) for text in (tiled(named), in_tiles))
+    assert (found is None) == (expected is None)
+    assert found is None or np.array_equal(found, expected)
+    assert tiled(in_tiles) == in_tiles
 
 
 DOT = 'lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/dot_general"}'

@@ -16,8 +16,8 @@ SHORT=(
     tests/instrumentation/test_instrumented_step.py tests/logger/test_metric_logger.py
     tests/logger/sinks tests/logger/timing
     tests/flops/traced/{test_counting,test_module_table,control_flow/test_control_flow}.py
-    tests/flops/traced/masks/test_{adversary_masks,masks}.py tests/flops/traced/kernels/test_overhang.py
-    tests/flops/executed/{formulas/test_tiles,resharding/test_specs}.py
+    tests/flops/traced/masks/test_{adversary_masks,masks}.py
+    tests/flops/executed/{attribution/test_replication,resharding/test_specs}.py
 )
 CORE=(
     tests/util/test_jax_internals.py tests/util/test_optional_deps.py tests/test_flags.py

@@ -9,6 +9,8 @@ repetition.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from typing import Any, TypeAlias
@@ -25,7 +27,6 @@ from mfu_jax.flops.executed.hlo.replica_groups import (
     iota,
     numbers,
     replica_groups,
-    tiled,
 )
 
 _CALLS = ("fusion", "call", "async-start")
@@ -34,6 +35,10 @@ ReplicaGroups = tuple[int, ...]
 Replicas: TypeAlias = "ReplicaGroups | list[Replicas]"
 
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
+_NAMED = re.compile(
+    r"\{mesh\[((?:'\w+'=\d+,?)*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?, "
+    r"\[(.*?)\](?:, replicated=\{[^}]*\})?\}$"
+)
 _MOST_LOOP_PASSES = 8
 
 
@@ -96,6 +101,39 @@ def placed(sharding: str, devices: int) -> ReplicaGroups:
         return (0,) * devices
     tiles = tile_numbers(sharding, devices)
     return tuple(range(devices)) if tiles is None else canonical(list(map(tuple, tiles.tolist())))
+
+
+@functools.lru_cache(maxsize=256)  # many parameters share one
+def tiled(sharding: str) -> str:
+    """A sharding by the axes of a mesh, as JAX 0.11 writes it, in tiles; others as they are.
+
+    ``{mesh['a'=2,'b'=2], [{'b'}, {}]}`` is ``{devices=[2,1,2]0,2,1,3 last_tile_dim_replicate}``.
+    """
+    if sharding == "{mesh[], replicated}":
+        return "{replicated}"
+    match = _NAMED.match(sharding)
+    if not match:
+        return sharding
+    mesh, dims, order, split = match.groups()
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    by_dim = [re.findall(r"'(\w+)'", axes) for axes in re.findall(r"\{([^}]*)\}", split)]
+    used = list(itertools.chain.from_iterable(by_dim))
+    if ":" in split or not sizes or not set(used) <= set(sizes):  # a part of an axis
+        return sharding
+    shape = ",".join(map(str, sizes.values()))
+    rest = [axis for axis in sizes if axis not in used]
+    try:
+        ids = iota(shape, dims or shape, order)
+        ids = ids.transpose([list(sizes).index(axis) for axis in (*used, *rest)])
+    except ValueError:  # damaged
+        return sharding
+    tiles = [math.prod(sizes[axis] for axis in axes) for axes in by_dim]
+    copies = math.prod(sizes[axis] for axis in rest)
+    if copies == ids.size:
+        return "{replicated}"
+    places = ",".join(map(str, tiles + [copies] * (copies > 1)))
+    listed = ",".join(map(str, ids.reshape(-1).tolist()))
+    return f"{{devices=[{places}]{listed}{' last_tile_dim_replicate' * (copies > 1)}}}"
 
 
 def tile_numbers(sharding: str, devices: int) -> np.ndarray | None:

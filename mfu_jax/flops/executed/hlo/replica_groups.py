@@ -17,40 +17,6 @@ _MESH = re.compile(
     r"mesh\[((?:'\w+'=\d+,?)+)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{((?:'\w+',?)*)\}$"
 )
-_NAMED = re.compile(
-    r"\{mesh\[((?:'\w+'=\d+,?)*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?, "
-    r"\[(.*?)\](?:, replicated=\{[^}]*\})?\}$"
-)
-
-
-@functools.lru_cache(maxsize=256)  # many parameters share one
-def tiled(sharding: str) -> str:
-    """A sharding by the axes of a mesh, as JAX 0.11 writes it, in tiles; others as they are.
-
-    ``{mesh['a'=2,'b'=2], [{'b'}, {}]}`` is ``{devices=[2,1,2]0,2,1,3 last_tile_dim_replicate}``.
-    """
-    if sharding == "{mesh[], replicated}":
-        return "{replicated}"
-    match = _NAMED.match(sharding)
-    if not match:
-        return sharding
-    mesh, dims, order, split = match.groups()
-    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
-    by_dim = [re.findall(r"'(\w+)'", axes) for axes in re.findall(r"\{([^}]*)\}", split)]
-    used = list(itertools.chain.from_iterable(by_dim))
-    if ":" in split or not sizes or not set(used) <= set(sizes):  # a part of an axis
-        return sharding
-    shape = ",".join(map(str, sizes.values()))
-    ids = iota(shape, dims or shape, order)
-    rest = [axis for axis in sizes if axis not in used]
-    ids = ids.transpose([list(sizes).index(axis) for axis in (*used, *rest)])
-    tiles = [math.prod(sizes[axis] for axis in axes) for axes in by_dim]
-    copies = math.prod(sizes[axis] for axis in rest)
-    if copies == ids.size:
-        return "{replicated}"
-    places = ",".join(map(str, tiles + [copies] * (copies > 1)))
-    listed = ",".join(map(str, ids.reshape(-1).tolist()))
-    return f"{{devices=[{places}]{listed}{' last_tile_dim_replicate' * (copies > 1)}}}"
 
 
 def groups_text(instruction: HloInstruction) -> str:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mfu_jax.flops.executed.attribution.replication import tile_numbers
+from mfu_jax.flops.executed.attribution.replication import tile_numbers, tiled
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.executed.hlo.replica_groups import tiled
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.instrumentation.counts import count_program, traced_model
 
@@ -76,6 +75,8 @@ NAMED = {  # as JAX 0.11 writes shardings, beside what XLA says of them in tiles
     ),
     "{mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)), [{'a'}, {'b'}]}": "{devices=[4,2]<=[2,4]T(1,0)}",
     "{mesh['a'=8], [{'a':(1)2}, {}]}": "",
+    "{mesh['a'=4,'b'=2], [{'a'}, {'a'}]}": "",
+    "{mesh['a'=4,'b'=2], device_ids=([3,4]T(1,0)), [{'a'}, {}]}": "",
 }
 
 

@@ -57,15 +57,19 @@ ENTRY main {
 """
 
 
-def test_of_what_xla_has_combined_each_result_is_split_as_its_own_operand() -> None:
-    counter = counter_of(COMBINED)
-    shardings = {
-        0: "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}",
-        1: "{devices=[1,2,2]<=[4] last_tile_dim_replicate}",
-    }
+def split(text: str, shardings: dict[int, str]) -> dict[str, str]:
+    """How each value of a program on data=2, model=2 is split, in words."""
+    counter = counter_of(text)
     specs = Specs(shardings, {"data": 2, "model": 2}, Literals(counter.reader.dataflow))
     main = counter.module.entry
-    found = {name: words(specs.of(Value(main, main[name]))) for name in main.instructions}
+    return {name: words(specs.of(Value(main, main[name]))) for name in main.instructions}
+
+
+OF_MODEL = "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
+
+
+def test_of_what_xla_has_combined_each_result_is_split_as_its_own_operand() -> None:
+    found = split(COMBINED, {0: OF_MODEL, 1: "{devices=[1,2,2]<=[4] last_tile_dim_replicate}"})
     assert (found["bias"], found["weight"]) == ("P('model')", "P(None, 'data')")
     assert found["summed"] == found["weight"]
     assert found["whole"] == "P()"
@@ -85,13 +89,7 @@ ENTRY main {
 
 
 def test_so_it_is_where_they_start_and_end_apart() -> None:
-    counter = counter_of(STARTED)
-    shardings = {
-        0: "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}",
-        1: "{devices=[2,2]<=[4]}",
-    }
-    specs = Specs(shardings, {"data": 2, "model": 2}, Literals(counter.reader.dataflow))
-    main = counter.module.entry
-    assert words(specs.of(Value(main, main["weight"]))) == "P('data', 'model')"
-    assert words(specs.of(Value(main, main["tall"]))) == "P(None, 'model')"
-    assert words(specs.of(Value(main, main["apart"]))) == "P(None, None, 'model')"
+    found = split(STARTED, {0: OF_MODEL, 1: "{devices=[2,2]<=[4]}"})
+    assert found["weight"] == "P('data', 'model')"
+    assert found["tall"] == "P(None, 'model')"
+    assert found["apart"] == "P(None, None, 'model')"

@@ -41,7 +41,12 @@ class Watcher:
 
     Args:
         read: reads the clocks.
+
+    Attributes:
+        waits: the step whose outputs the thread waits for, and both clocks when it began.
     """
+
+    waits: tuple[TimedStep, Reading] | None = None
 
     def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
@@ -90,13 +95,12 @@ class Watcher:
             while self._watched:
                 self._look(self._watched.popleft())
             if taken > seen + 1:  # the loop comes back soon by itself
-                seen, pause = taken - 1, _RARE_LOOK_SECONDS
-            else:
-                seen = taken
-                step, self._newest = self._newest, None
-                if step is not None:
-                    self._look(step)
-                    step = None  # keep no outputs alive while the thread waits
+                pause = _RARE_LOOK_SECONDS
+            seen = taken
+            step, self._newest = self._newest, None
+            if step is not None:
+                self._look(step)
+                step = None  # keep no outputs alive while the thread waits
             self._sleeps = looks >= _MOST_LOOKS
             if not (self._sleeps and self._newest):  # one may have come before it fell asleep
                 self._alarm.wait(None if self._sleeps else pause)
@@ -104,9 +108,11 @@ class Watcher:
     def _look(self, step: TimedStep) -> None:
         """Waits for a step and stamps it."""
         begun = self._read()
+        self.waits = step, begun
         with contextlib.suppress(Exception):  # the training thread hits it, and can handle it
             block_until_ready(step.metrics)
         step.see(begun, self._read())
+        self.waits = None
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:

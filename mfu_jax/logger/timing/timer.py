@@ -25,8 +25,9 @@ from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 # below this time, as with a loader that has the next batch ready, it is no longer woken.
 SHORT_WAIT_SECONDS = 1e-3
 SHORT_WAITS = 10
-# What the loop does for so long between a step and a pause is no part of that step.
-LATE_SECONDS = 0.1
+# What the loop does for so long between a step and a pause is no part of that step; longer than the
+# watcher goes without a look.
+LATE_SECONDS = 0.25
 # The watcher returns this soon from a step that was ready before it began to wait.
 _AT_ONCE_SECONDS = 1e-3
 
@@ -96,6 +97,7 @@ class StepTimer:
         self._gc_seconds = _GC.seconds
         self._left_at: float | None = None  # end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
+        self._is_called = False  # whether the newest step's call was announced
         self._loop_waits = 0.0
         self.interrupt = DeferredInterrupt()
 
@@ -151,6 +153,7 @@ class StepTimer:
                 gc_seconds - self._gc_seconds,
             )
         self._left_at, self._gc_seconds = left_at, gc_seconds
+        self._is_called = self._called_at is not None
         self._called_at, self._loop_waits = None, 0.0
         if self._spans or self._compile_events:
             self._take(step)
@@ -186,6 +189,9 @@ class StepTimer:
             raise
         now = self.read()
         if was_ready and step.completed is None:
+            waits = self.watcher.waits
+            if waits is not None and waits[0] is step:
+                step.see(waits[1], now)  # ended just now: the loop woke before the watcher
             (self._end_last if is_last else self._end_before)(step, now)
         self._finish(step, step.completed or now)
         return step
@@ -201,6 +207,10 @@ class StepTimer:
         # It ended between two looks, or before it was recorded, as where the loop had read its
         # loss: assume the duration of the step before.
         ended = _before(begun, max(0.0, begun[1] - self._mark[1] - self._last_seconds))
+        if self._is_called:  # when its call began is known: it ended after that had returned
+            returned = _before(now, max(0.0, now[1] - (self._left_at or 0.0)))
+            step.completed = max(ended, returned, self._mark, key=lambda reading: reading[1])
+            return
         step.completed = max(ended, self._mark, key=lambda reading: reading[1])
         self._mark = _before(step.completed, self._last_seconds)
 

@@ -344,6 +344,54 @@ def test_a_last_step_seen_by_a_thread_that_lost_its_turn_between_two_clocks_has_
     assert (last.seconds, last.clock_jump_seconds) == (2**-12, None)
 
 
+def synced(loop: Loop, seconds: float) -> TimedStep:
+    """A step of a loop that reads its loss, announced as an instrumented one is."""
+    loop.timer.begin_call()
+    metrics = loop.device.run(seconds)
+    taken = loop.take(metrics)
+    metrics["loss"].block_until_ready()
+    return taken
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_step_that_the_watcher_still_waits_for_ended_just_now(is_last: bool) -> None:
+    loop = Loop()
+    for _ in range(3):
+        synced(loop, 0.5)
+    loop.timer.begin_call()
+    metrics = loop.device.run(4.0)
+    slow = loop.take(metrics)
+    loop.watcher.followed, loop.watcher.waits = None, (slow, loop.timer.read())
+    metrics["loss"].block_until_ready()  # the loop woke first
+    loop.timer.drain(is_last=is_last)
+    assert slow.seconds == 4.0
+
+
+def test_a_last_step_that_its_call_compiled_has_the_time_of_the_compilation() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.call(2.0)
+    loop.timer.begin_call()
+    loop.compile(60.0)
+    metrics = loop.device.run(2.0)
+    metrics["loss"].block_until_ready()
+    last = loop.take(metrics)
+    loop.clock.advance(5.0)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.is_compile) == (60.0, True)  # from the end of the one before
+
+
+def test_a_short_last_step_begins_no_earlier_than_its_call() -> None:
+    loop = Loop()
+    for _ in range(3):
+        synced(loop, 2.0)
+    last = synced(loop, 0.125)
+    last.seen = loop.timer.read(), loop.timer.read()  # the watcher was late
+    loop.clock.advance(60.0)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.ended_monotonic) == (0.125, 6.125)
+
+
 class Gated(FakeArray):
     """An array that is ready when its event is set."""
 
@@ -383,6 +431,24 @@ def test_the_watchers_thread_sees_the_newest_step_end() -> None:
     begun, first, last = ((1_000_000.0 + now, now) for now in (0.0, 7.0, 8.0))
     assert [step.seen for step in steps] == [(begun, first), None, (first, last)]
     assert [step.completed for step in steps] == [None] * 3
+
+
+def test_the_watchers_thread_looks_at_the_newest_of_many_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.timing.readiness._RARE_LOOK_SECONDS", 10 * HANG_SECONDS)
+    watcher = Watcher(lambda: (0.0, 0.0))
+    steps, gates = gated_steps(5)
+    watcher.follow(steps[0])
+    assert gates[0].begun.wait(HANG_SECONDS)
+    for step in steps[1:]:
+        watcher.follow(step)
+    gates[0].ended.set()
+    assert gates[4].begun.wait(HANG_SECONDS)
+    assert watcher.waits == (steps[4], (0.0, 0.0))
+    gates[4].ended.set()
+    watcher.close()
+    assert watcher.waits is None
 
 
 def test_the_watchers_thread_falls_asleep_and_is_woken_by_the_next_step(

@@ -18,6 +18,7 @@ from .ops import (
     SINKS,
     SOFT_CAP,
     SPLIT,
+    STAGED,
     VALUE_DIM,
     WINDOW,
     AttentionInputs,
@@ -36,6 +37,7 @@ def cudnn_flash(x: AttentionInputs) -> jax.Array:
     """cuDNN's fused attention on NVIDIA (bfloat16 or float16).
 
     A mask doubles its time (scripts/results/gpu_kernels.json), so rows of one segment have none.
+    JAX (to 0.12) cannot map one over the stages of a pipeline: it takes it for one of every head.
     """
     same_segment = None
     if x.packed or x.pattern.chunk:
@@ -72,7 +74,7 @@ def _in_chunks(segment_ids: jax.Array, pattern: AttentionPattern) -> jax.Array:
     return segment_ids * chunks + jnp.arange(length, dtype=segment_ids.dtype) // pattern.chunk
 
 
-@register_attention("splash", supports=(WINDOW, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
+@register_attention("splash", supports=(WINDOW, SOFT_CAP, SINKS, VALUE_DIM, SPLIT, STAGED))
 def splash(x: AttentionInputs) -> jax.Array:
     """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely.
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
 # What a model may need from an implementation beyond causal attention over segments.
-WINDOW, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, WHOLE = (
+WINDOW, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, STAGED, WHOLE = (
     "sliding windows",
     "a soft cap of the scores",
     "attention sinks",
@@ -25,6 +25,7 @@ WINDOW, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, WHOLE 
     "images whose tokens see each other",
     "probabilities for an indexer's loss",
     "sequences split over devices",
+    "packed documents in a pipeline",
     "whole sequences on a device",
 )
 
@@ -344,14 +345,14 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 
 @register_attention(
     "dot_product",
-    supports=(WINDOW, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT),
+    supports=(WINDOW, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, STAGED),
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Plain einsums: every pair of positions is computed, then masked."""
     return _attended(x)[0]
 
 
-@register_attention("jax", supports=(WINDOW, PICKED, IMAGES, SPLIT))
+@register_attention("jax", supports=(WINDOW, PICKED, IMAGES, SPLIT, STAGED))
 def jax_attention(x: AttentionInputs) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
     x = with_gathered_keys(x)

@@ -13,6 +13,7 @@ from .ops import (
     SINKS,
     SOFT_CAP,
     SPLIT,
+    STAGED,
     VALUE_DIM,
     WINDOW,
     AttentionInputs,
@@ -48,7 +49,7 @@ class _SoftmaxSums(NamedTuple):
         return _SoftmaxSums(largest, self.weights * factor, self.values * factor[..., None])
 
 
-@register_attention("ring", supports=(WINDOW, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
+@register_attention("ring", supports=(WINDOW, SOFT_CAP, SINKS, VALUE_DIM, SPLIT, STAGED))
 def ring(x: AttentionInputs) -> jax.Array:
     """Ring attention (arXiv 2310.01889): a device holds at most one other part of the keys.
 

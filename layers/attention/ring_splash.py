@@ -16,6 +16,7 @@ from .ops import (
     CONTEXT,
     SOFT_CAP,
     SPLIT,
+    STAGED,
     VALUE_DIM,
     AttentionInputs,
     AttentionPattern,
@@ -49,7 +50,7 @@ def in_halves(x: jax.Array) -> jax.Array:
     return constrain(ordered, BATCH_AXES, SEQUENCE_AXIS)
 
 
-@register_attention("ring_splash", supports=(SOFT_CAP, VALUE_DIM, SPLIT))
+@register_attention("ring_splash", supports=(SOFT_CAP, VALUE_DIM, SPLIT, STAGED))
 def ring_splash(x: AttentionInputs) -> jax.Array:
     """MaxText's ring on TPUs (after arXiv 2310.01889); tokens are in the order of `in_halves`.
 

@@ -176,13 +176,13 @@ class _Turn(NamedTuple):
         is_real = (item >= 0) & (item < plan.microbatches * plan.repeats)
         microbatch = item % plan.microbatches
         repeat = jnp.clip(item // plan.microbatches, 0, plan.repeats - 1)
-        entering = jax.lax.dynamic_index_in_dim(streams, microbatch[0], keepdims=True)
+        entering = _one_of(streams, microbatch[0])
         is_first = number.reshape(-1, *(1,) * (flowing.ndim - 1)) == 0
         x = _over_stages(jnp.where(is_first, entering, flowing))
         rows = jax.tree.map(lambda of_all: _over_stages(of_all[microbatch]), self.rows)
         x, notes = self.stages(_of_repeat(self.weights, repeat), x, rows)
         x = _over_stages(x)
-        streams = _with_result(streams, x[-1], turn - plan.stages + 1)
+        streams = _with_result(streams, x[-1:], turn - plan.stages + 1)
         notes = jax.tree.map(lambda note: _of_layers(note, is_real, repeat, plan.repeats), notes)
         return jnp.roll(x, 1, axis=0), streams, notes
 
@@ -190,9 +190,13 @@ class _Turn(NamedTuple):
 def _with_result(streams: jax.Array, result: jax.Array, item: jax.Array) -> jax.Array:
     """`streams` with the last stage's result, once there is one."""
     place = item % streams.shape[0]
-    before = jax.lax.dynamic_index_in_dim(streams, place, keepdims=False)
-    new = jnp.where(item >= 0, result, before)
+    new = _by_rows(jnp.where(item >= 0, result, _one_of(streams, place)))
     return _by_rows(jax.lax.dynamic_update_index_in_dim(streams, new, place, 0))
+
+
+def _one_of(streams: jax.Array, place: jax.Array) -> jax.Array:
+    """[1, rows, sequence, ...]; placed, or XLA gathers the rows of all microbatches for it."""
+    return _by_rows(jax.lax.dynamic_index_in_dim(streams, place, keepdims=True))
 
 
 def _of_repeat(weights: Any, repeat: jax.Array) -> Any:
@@ -201,12 +205,8 @@ def _of_repeat(weights: Any, repeat: jax.Array) -> Any:
     def pick(weight: jax.Array) -> jax.Array:
         if weight.shape[0] == 1:
             return weight[0]
-        of_stage = jax.vmap(
-            lambda own, number: jax.lax.dynamic_index_in_dim(own, number, keepdims=False),
-            in_axes=(1, 0),
-            spmd_axis_name=STAGE_AXIS,
-        )
-        return of_stage(weight, repeat)
+        index = repeat.reshape(1, -1, *(1,) * (weight.ndim - 2))
+        return jnp.take_along_axis(weight, index, axis=0, mode="promise_in_bounds")[0]
 
     return jax.tree.map(pick, weights)
 

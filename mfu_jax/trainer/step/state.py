@@ -19,10 +19,11 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.hardware.chips import lookup
 from mfu_jax.layers.attention.kernels import LANES
-from mfu_jax.layers.attention.ops import SPLIT, VALUE_DIM, choose_attention, supports
+from mfu_jax.layers.attention.ops import SPLIT, STAGED, VALUE_DIM, choose_attention, supports
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.families.blocks import ModelSpec
+from mfu_jax.layers.sharding import STAGE_AXIS
 from mfu_jax.layers.stack.pipeline import schedule_of
 from mfu_jax.layers.stack.remat import computes_again
 from mfu_jax.trainer.config.mesh_axes import weight_shards
@@ -100,12 +101,14 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         )
     spec = model_spec(config)
     is_split = dict(mesh.shape)["context"] > 1
+    has_mask = config.dataset_type != "synthetic" or config.chunk_attn_window_size
+    is_staged = bool(has_mask) and dict(mesh.shape).get(STAGE_AXIS, 1) > 1
     try:
         attention = choose_attention(
             _of_split(config, spec, mesh) if is_split else config.attention,
             platform=platform,
             dtype=config.dtype,
-            needs=spec.needs | ({SPLIT} if is_split else set()),
+            needs={*spec.needs, *([SPLIT] * is_split), *([STAGED] * is_staged)},
             cudnn_lacks=() if _has_narrow_values(config, device) else (VALUE_DIM,),
         )
         schedule_of(config, spec.layers)

@@ -16,11 +16,12 @@ from mfu_jax.trainer.step.state import resolve_attention
 LATER = "cudnn_flash" if jax.__version_info__ >= (0, 8, 3) else "dot_product"
 
 
-def resolved(capability: str | None, **keys: Any) -> str:
-    """DeepSeek-V3's attention on one GPU."""
+def resolved(capability: str | None, stages: int = 1, **keys: Any) -> str:
+    """A model's attention on GPUs; DeepSeek-V3's by default."""
     of_all = {"model_name": "deepseek3-671b", "dtype": "bfloat16", "remat_policy": "full", **keys}
     device = SimpleNamespace(platform="gpu", device_kind="A GPU", compute_capability=capability)
-    grid: Any = SimpleNamespace(devices=np.array([device]), shape={"context": 1})
+    shape = {"context": 1, "pipeline": stages}
+    grid: Any = SimpleNamespace(devices=np.array([device] * stages), shape=shape)
     config = load([f"{key}={value}" for key, value in of_all.items()])
     return resolve_attention(config, grid).attention
 
@@ -45,3 +46,19 @@ def test_latent_attention_is_cudnns_from_hopper_on_without_a_mask(
 def test_cudnn_is_refused_where_it_does_not_have_it() -> None:
     with pytest.raises(UserError, match="does not have values narrower than keys"):
         resolved("8.0", dataset_type="synthetic", attention="cudnn_flash")
+
+
+@pytest.mark.parametrize(
+    ("stages", "dataset", "chunk", "attention"),
+    [
+        (1, "text", 0, "cudnn_flash"),
+        (2, "synthetic", 0, "cudnn_flash"),
+        (2, "text", 0, "dot_product"),  # JAX cannot map a mask over the stages
+        (2, "synthetic", 64, "dot_product"),
+    ],
+)
+def test_a_pipeline_whose_rows_have_masks_is_not_cudnns(
+    stages: int, dataset: str, chunk: int, attention: str
+) -> None:
+    keys = {"model_name": "llama2-7b", "dataset_type": dataset, "chunk_attn_window_size": chunk}
+    assert resolved("9.0", stages, pipeline=stages, **keys) == attention

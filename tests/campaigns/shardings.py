@@ -1,10 +1,10 @@
 """Planted sharding mistakes against healthy meshes, over eight devices: what the doctor says.
 
-    python -m tests.campaigns.shardings [--topology=v5e:2x4] [REGEX]
+    python -m tests.campaigns.shardings [--topology=v5e:2x4 | --topology=h100] [REGEX]
 
 compiles each of `PLANTS`, each of `HEALTHY`, and the trainer's 22 meshes, and prints what is
 reported. A plant is found if the finding with most bytes names its tensor and its line. Without
-`--topology` (which needs libtpu), the devices are eight virtual CPU devices.
+`--topology` (which needs libtpu, or JAX's CUDA plugin), the devices are eight virtual CPU devices.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from mfu_jax.flops.executed.mesh_axes import mesh_of
 from mfu_jax.flops.executed.resharding.findings import resharded_tensors
 from mfu_jax.flops.executed.resharding.resharded_tensor import Kind, ReshardedTensor
 from mfu_jax.planning.compilation.absent_devices import absent_devices
+from mfu_jax.planning.compilation.gpu_autotuning import autotuned
+from mfu_jax.planning.targets import target_config, target_of
 from mfu_jax.trainer.step import mesh as trainer_mesh
 from mfu_jax.trainer.step import state
 from mfu_jax.trainer.step import train_step as trainer_step
@@ -309,7 +311,7 @@ def other_device_order(s: Setting) -> Step:
         spec = NamedSharding(other, P("data", None, "model"))
         return jnp.mean((jax.lax.with_sharding_constraint(h, spec) @ w["down"]) ** 2)
 
-    tensor = r"dot_general|select_n|args\[0\]"
+    tensor = r"dot_general|select_n|transpose|args\[0\]"
     return Step(
         run=trained(loss), args=(s.weights(), s.batch()), tensor=tensor, kinds=("device order",)
     )
@@ -525,12 +527,20 @@ MESHES = [
 def setting_of(devices: Sequence[Any]) -> Setting:
     """Eight devices as 4 × 2, and widths that suit them."""
     grid = Mesh(np.array(devices).reshape(4, 2), ("data", "model"))
-    return Setting(mesh=grid, scale=16 if devices[0].platform == "tpu" else 1)
+    return Setting(mesh=grid, scale=1 if devices[0].platform == "cpu" else 16)
 
 
 def found_in(step: Step) -> tuple[ReshardedTensor, ...]:
     """What the doctor says of a step."""
-    return examined(jax.jit(step.run, **step.options).lower(*step.args).compile())
+    lowered = jax.jit(step.run, **step.options).lower(*step.args)
+    (device, *_) = jax.tree.leaves(step.args)[0].sharding.mesh.devices.flat
+    return examined(lowered.compile(compiler_options=options_of(device, lowered)))
+
+
+def options_of(device: Any, lowered: Any) -> dict[str, Any]:
+    """As a plan compiles for an absent GPU; nothing for other devices."""
+    request = {"platform": "cuda" if device.platform == "gpu" else device.platform}
+    return autotuned(request, lowered.as_text())
 
 
 def examined(compiled: Any) -> tuple[ReshardedTensor, ...]:
@@ -565,7 +575,9 @@ def trainer_program(kind: str, axes: str, devices: Sequence[Any]) -> Any:
     grid = trainer_mesh.make_mesh(c, devices)
     c = state.resolve_attention(c, grid)
     lowered = trainer_step.lower_train_step(c, grid, state.abstract_state(c, grid))
-    return lowered.compile(compiler_options={} if devices[0].platform == "tpu" else meshes.FAST)
+    is_here = devices[0].platform == "cpu"
+    options = meshes.FAST if is_here else options_of(devices[0], lowered)
+    return lowered.compile(compiler_options=options)
 
 
 def main() -> int:
@@ -576,11 +588,15 @@ def main() -> int:
     arguments = parser.parse_args()
     devices: Sequence[Any] = jax.devices()[:8]
     if arguments.topology:
+        is_tpu = ":" in arguments.topology
+        gpus = {"hardware": arguments.topology, "devices": "8"}
+        target = target_of({"topology": arguments.topology} if is_tpu else gpus)
         request = {
-            "platform": "tpu",
-            "topology": arguments.topology,
+            "platform": target.platform,
+            "topology": target.topology,
             "slices": 1,
-            "target_config": "",
+            "rings": target.rings,
+            "target_config": "" if is_tpu else target_config(target.chip),
         }
         devices = absent_devices(request)
     s, wrong = setting_of(devices), 0

@@ -366,10 +366,12 @@ def _collectives(line: PredictedTime) -> tuple[dict[str, Any], ...]:
 def _resharding(
     tensor: ReshardedTensor, costs: ProgramCosts, durations: Durations
 ) -> dict[str, Any]:
-    """A finding with the time of its transfers, alone on their links."""
+    """A finding with its share of the time of its transfers, each alone on its links."""
     records = [costs.records[name] for name in tensor.instructions if name in costs.records]
     seconds = sum(r.runs * part.seconds for r in records for part in durations.of(r) if part.lanes)
-    return {**tensor.to_json(), "seconds": seconds}
+    moved = sum(r.runs * r.collective.bytes for r in records if r.collective)
+    share = min(1.0, tensor.bytes_moved / moved) if moved else 1.0
+    return {**tensor.to_json(), "seconds": seconds * share}
 
 
 def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:

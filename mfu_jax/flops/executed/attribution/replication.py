@@ -357,6 +357,7 @@ _RULES: dict[str, _ReplicaRule] = {
     **dict.fromkeys(
         ("copy", "bitcast", "opt-barrier", "optimization-barrier"), _ReplicaWalk._same_value
     ),
+    **dict.fromkeys(("all-gather-done", "all-reduce-done"), _ReplicaWalk._same_value),
     **dict.fromkeys(
         (k + start for k in _RECEIVED for start in ("", "-start")), _ReplicaWalk._collective
     ),

@@ -63,7 +63,6 @@ _LAYOUT = frozenset(
 _PLACES = frozenset({"parameter", "fusion", "get-tuple-element", "tuple"})
 _UNCHANGED = _LAYOUT | _PLACES | {"all-gather", "all-gather-start", "all-gather-done"}
 _NUMBERS = ("broadcast", "constant", "iota")
-_MATMULS = ("dot", "convolution")
 _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL
 _SHARD_MAP = "shard_map"
 _SUMS = re.compile(r"/(dot_general|conv_general_dilated|reduce\w*|add_any|psum\w*)$")
@@ -81,10 +80,22 @@ _Groups = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class _Exchange:
-    """A collective of the program, outside `shard_map`s."""
+    """A collective of the program, outside `shard_map`s; of a combined one, one array's part.
+
+    Attributes:
+        computation: where it is.
+        instruction: the collective.
+        operand: the array that it moves.
+        received: what devices receive of it: the collective, its end, or an element of either.
+        kind: of the collective.
+        groups: of devices, or pairs of them.
+        bytes_moved: in one step, on one device.
+    """
 
     computation: HloComputation
     instruction: HloInstruction
+    operand: HloInstruction
+    received: HloInstruction
     kind: str
     groups: _Groups
     bytes_moved: int
@@ -92,12 +103,12 @@ class _Exchange:
     @property
     def result(self) -> Value:
         """What devices receive."""
-        return Value(self.computation, self.instruction)
+        return Value(self.computation, self.received)
 
     @property
     def is_sum(self) -> bool:
         """Whether it adds up what a matmul or a sum leaves on each device."""
-        first = self.instruction.op_name.partition(":")[0]
+        first = self.received.op_name.partition(":")[0]
         return self.kind in ("all-reduce", "reduce-scatter") and bool(_SUMS.search(first))
 
 
@@ -159,7 +170,7 @@ class _Doctor:
         self.literals = Literals(counter.reader.dataflow)
         self.total = 0  # bytes that all collectives move
         self._slices: dict[str, Use] = {}  # by the name of what gathers before it
-        self.exchanges = {id(e.instruction): e for e in self._exchanges()}
+        self.exchanges = {id(e.received): e for e in self._exchanges()}
         shardings = parameter_shardings(self.module, counter.program)
         self.specs = Specs(shardings, mesh, self.literals)
         self.arguments = {
@@ -202,9 +213,15 @@ class _Doctor:
                 found = read_collective(self.module, computation, instruction, "")
                 moved = math.ceil(found.bytes * runs)
                 self.total += moved
-                if _SHARD_MAP not in instruction.op_name:
-                    groups = device_pairs(instruction) or self._groups(instruction)
-                    yield _Exchange(computation, instruction, found.kind, groups, moved)
+                groups = device_pairs(instruction) or self._groups(instruction)
+                parts = _parts(computation, instruction)
+                whole = sum(operand.shape.bytes for operand, _ in parts)
+                for operand, received in parts:
+                    if _SHARD_MAP not in received.op_name:
+                        part = math.ceil(moved * operand.shape.bytes / whole) if whole else 0
+                        yield _Exchange(
+                            computation, instruction, operand, received, found.kind, groups, part
+                        )
 
     def _groups(self, instruction: HloInstruction) -> _Groups:
         return replica_groups(groups_text(instruction), self.devices) or ()
@@ -226,7 +243,7 @@ class _Doctor:
         for use in followed(self.module, exchange.result, lambda use: not self._end(use, exchange)):
             ends.add(end := self._end(use, exchange))
             if end == "slice":
-                self._slices.setdefault(exchange.instruction.name, use)
+                self._slices.setdefault(exchange.received.name, use)
         return next((cause for end, cause in _ENDS.items() if end in ends), "")
 
     def _end(self, use: Use, exchange: _Exchange) -> str:
@@ -242,16 +259,23 @@ class _Doctor:
             numbers = [self.literals.numbers(use.computation, o) for o in differing]
             if differing:  # known to, it is a slice along what was gathered
                 return "slice" if any(n and not _is_same(n, groups) for n in numbers) else "mixed"
-            return "stack" if _slices_gathered(use, exchange) else ""
+            return "stack" if _slices_gathered(use, exchange) and self._is_in_loop(use) else ""
         is_same = opcode != "conditional" and _is_same(self._held(user), groups)
         return "" if is_same else "mixed"
+
+    def _is_in_loop(self, use: Use) -> bool:
+        callers, name = [], use.computation.name
+        while caller := self.module.caller(name):
+            callers.append(caller[1].opcode)
+            name = caller[0].name
+        return "while" in callers
 
     def _of_moved(self, exchange: _Exchange) -> _Cause:
         """Why an all-to-all is not needed; empty if a matmul, or something unknown, uses it."""
         moved_back = False
         for use in followed(self.module, exchange.result, _keeps_places):
             opcode = use.user.opcode
-            is_same = use.user.op_name == exchange.instruction.op_name
+            is_same = use.user.op_name == exchange.received.op_name
             if is_same and opcode in _ELEMENTWISE and self._has_other(use):
                 return "moved for one operation"
             if use.operand >= 0 and opcode == "all-to-all":
@@ -266,7 +290,7 @@ class _Doctor:
         return not all(any(v.instruction.opcode in _NUMBERS for v in values) for values in made)
 
     def _of_permuted(self, exchange: _Exchange) -> _Cause:
-        pairs, op_name = exchange.groups, exchange.instruction.op_name
+        pairs, op_name = exchange.groups, exchange.received.op_name
         stay = sum(source == target for source, target in pairs)
         if stay and stay < len(pairs) == self.devices:
             return "device order"
@@ -292,10 +316,9 @@ class _Doctor:
             return len(set(held.get(id(instruction), range(self.devices)))) < parts
 
         def is_blamed(exchange: _Exchange) -> bool:
-            operands = [exchange.computation[name] for name in exchange.instruction.operands]
             crosses = any(len({self._batch[d] for d in group}) > 1 for group in exchange.groups)
-            kept = exchange.kind == "all-to-all" or is_lost(exchange.instruction)
-            return crosses and kept and not any(map(is_lost, operands))
+            kept = exchange.kind == "all-to-all" or is_lost(exchange.received)
+            return crosses and kept and not is_lost(exchange.operand)
 
         moves = {number: e for number, e in self.exchanges.items() if not e.is_sum}
         for matmul, scope in self._matmuls:
@@ -348,17 +371,15 @@ class _Doctor:
             elements = argument.parameter.shape.size * argument.shards
             by_leaf.setdefault((leaf, elements), []).append(argument)
         whole = sum(a.parameter.shape.bytes for a in self.arguments.values())
+        matmuls = {id(found.matmul.instruction) for found, _ in self.counter.matmuls()}
         for arguments in by_leaf.values():
             like = max(arguments, key=lambda argument: argument.shards)
             for parameter, shards in ((a.parameter, a.shards) for a in arguments):
                 if shards == like.shards or parameter.shape.bytes < _LEAST_SHARE * whole:
                     continue
-                uses = followed(
-                    self.module,
-                    Value(self.module.entry, parameter),
-                    lambda use: use.user.opcode not in _MATMULS,
-                )
-                if not any(use.user.opcode in _MATMULS for use in uses):
+                start = Value(self.module.entry, parameter)
+                uses = followed(self.module, start, lambda use: id(use.user) not in matmuls)
+                if not any(id(use.user) in matmuls for use in uses):
                     name = like.parameter.op_name
                     yield self._described("replicated state", parameter, parameter, detail=name)
 
@@ -409,8 +430,7 @@ class _Doctor:
 
     def _origin(self, exchange: _Exchange) -> tuple[Value, bool]:
         """The value that an exchange moves a part of; whether it is an argument of the program."""
-        operand = exchange.computation.operand(exchange.instruction, 0)
-        start = Value(exchange.computation, operand)
+        start = Value(exchange.computation, exchange.operand)
         made = self._made_of(start, _UNCHANGED) or [start]
         return made[0], len(made) == 1 and self._is_argument(made[0])
 
@@ -420,7 +440,7 @@ class _Doctor:
     def _before(self, exchange: _Exchange, value: Value) -> Spec | None:
         """How the value is split that is moved, or of which a part is."""
         dims, spec = next(value.instruction.shape.leaves()).dims, self.specs.of(value)
-        moved = exchange.computation.operand(exchange.instruction, 0).shape.dims
+        moved = exchange.operand.shape.dims
         if exchange.kind == "all-gather" and self.mesh and moved == dims:
             gathered = exchange.instruction.integers("dimensions")
             spec = tuple(
@@ -431,7 +451,7 @@ class _Doctor:
 
     def _after(self, exchange: _Exchange, value: Value) -> Spec | None:
         """How the value is split that comes of an exchange, and of the slice behind a gather."""
-        if use := self._slices.get(exchange.instruction.name):
+        if use := self._slices.get(exchange.received.name):
             return self.specs.of(Value(use.computation, use.user))
         if exchange.kind != "all-to-all":
             is_known = exchange.kind != "collective-permute"
@@ -461,7 +481,7 @@ class _Doctor:
         value, is_argument = self._origin(exchange)
         return self._described(
             kind,
-            value.instruction if is_argument else exchange.instruction,
+            value.instruction if is_argument else exchange.received,
             self._at(exchange),
             axes=axes_between(exchange.groups, self.mesh),
             before=words(self._before(exchange, value)),
@@ -474,8 +494,8 @@ class _Doctor:
         """The exchange; where XLA gives it no line, as in JAX 0.12, its first user with one."""
         uses = followed(self.module, exchange.result, lambda use: not self._has_line(use.user))
         users = (use.user for use in itertools.islice(uses, _NEAREST) if use.operand >= 0)
-        known = filter(self._has_line, (exchange.instruction, *users))
-        return next(known, exchange.instruction)
+        known = filter(self._has_line, (exchange.received, *users))
+        return next(known, exchange.received)
 
     def _has_line(self, instruction: HloInstruction) -> bool:
         return self._lines.of(instruction)[1] > 0
@@ -493,6 +513,27 @@ class _Doctor:
         return ReshardedTensor(kind=kind, tensor=name, file=file, line=line, shape=shape, **facts)
 
 
+def _parts(
+    computation: HloComputation, instruction: HloInstruction
+) -> list[tuple[HloInstruction, HloInstruction]]:
+    """The arrays that a collective moves, each with what devices receive of it.
+
+    XLA combines collectives, and starts and ends them apart; an element of the result keeps the
+    name and the line of the collective that it was.
+    """
+    users = computation.users.get(instruction.name, ())
+    end = next((user for user in users if user.opcode.endswith("-done")), instruction)
+    operands = [computation[name] for name in instruction.operands]
+    if len(operands) == 1:
+        return [(operands[0], end)]
+    received = {
+        int(user.attribute("index") or 0): user
+        for user in computation.users.get(end.name, ())
+        if user.opcode == "get-tuple-element"
+    }
+    return [(operand, received.get(n, end)) for n, operand in enumerate(operands)]
+
+
 def _keeps_places(use: Use) -> bool:
     opcode = use.user.opcode
     return opcode in _LAYOUT or opcode in _ELEMENTWISE or opcode.endswith("-done")
@@ -502,7 +543,7 @@ def _slices_gathered(use: Use, exchange: _Exchange) -> bool:
     """Whether a slice in a loop reads a small part of the dimension that was gathered."""
     whole = use.computation.operand(use.user, 0).shape.dims
     gathered = exchange.instruction.integers("dimensions")
-    if whole != exchange.instruction.shape.dims or len(gathered) != 1:
+    if whole != exchange.received.shape.dims or len(gathered) != 1:
         return False
     return use.user.shape.dims[gathered[0]] * len(exchange.groups[0]) <= whole[gathered[0]]
 

@@ -168,6 +168,15 @@ def looked_up(numbers: str) -> str:
             "{replicated}",
             0,
         ),
+        (
+            """%i = u32[] partition-id()
+  %own = f32[2,2] broadcast(%i), dimensions={}
+  %s = (f32[2,2], f32[2,2]) all-reduce-start(%own, %x), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add
+  %e = (f32[2,2], f32[2,2]) all-reduce-done(%s)
+  %a = f32[2,2] get-tuple-element(%e), index=1""",  # noqa: E501
+            "{replicated}",
+            3,  # the other one of the two differs between the groups
+        ),
         (looked_up("{0, 4, 0, 4}"), "{replicated}", 2),
         (looked_up("{7, 7, 7, 7}"), "{replicated}", 3),
         (looked_up("{0, 1, 2, 3}"), "{replicated}", 0),

@@ -74,6 +74,40 @@ def test_a_gather_without_a_line_has_its_users() -> None:
         assert is_found("split_layers", step, resharded_tensors(counter_of(one), {}))
 
 
+# As XLA combines the gathers of a GPU's layer: of the weight, which a matmul needs whole, and of
+# the batch, of which each device then takes its own rows again.
+COMBINED = """HloModule m, num_partitions=4
+
+ENTRY main {
+  w = f32[16,16]{1,0} parameter(0), sharding={devices=[4,1]<=[4]}, metadata={op_name="w"}
+  x = f32[8,64]{1,0} parameter(1), sharding={devices=[4,1]<=[4]}, metadata={op_name="x"}
+  start = ((f32[16,16]{1,0}, f32[8,64]{1,0}), (f32[64,16]{1,0}, f32[32,64]{1,0})) all-gather-start(w, x), replica_groups={{0,1,2,3}}, dimensions={0}, metadata={op_name="jit(f)/dot_general" source_file="model.py" source_line=8}
+  done = (f32[64,16]{1,0}, f32[32,64]{1,0}) all-gather-done(start), metadata={op_name="jit(f)/dot_general" source_file="model.py" source_line=8}
+  weight = f32[64,16]{1,0} get-tuple-element(done), index=0, metadata={op_name="jit(f)/dot_general" source_file="model.py" source_line=8}
+  rows = f32[32,64]{1,0} get-tuple-element(done), index=1, metadata={op_name="jit(f)/add" source_file="model.py" source_line=7}
+  device = u32[] partition-id()
+  table = s32[4]{0} constant({0, 8, 16, 24})
+  entry = s32[1]{0} dynamic-slice(table, device), dynamic_slice_sizes={1}
+  first = s32[] bitcast(entry)
+  zero = s32[] constant(0)
+  own = f32[8,64]{1,0} dynamic-slice(rows, first, zero), dynamic_slice_sizes={8,64}
+  ROOT y = f32[8,16]{1,0} dot(own, weight), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/dot_general"}
+}
+"""  # noqa: E501
+
+
+def test_of_combined_gathers_the_one_without_need_is_named() -> None:
+    (one,) = resharded_tensors(counter_of(COMBINED), {"data": 4})
+    assert (one.kind, one.tensor, one.file, one.line) == (
+        "full rematerialization",
+        "x",
+        "model.py",
+        7,
+    )
+    assert one.bytes_moved == 32 * 64 * 4
+    assert (one.before, one.after) == ("P('data')", "P('data')")
+
+
 def test_a_failure_of_ours_is_a_warning_and_no_finding(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -225,7 +225,7 @@ def compare_flops(
         causes=() if reported is None else _causes(executed, reported),
         notes=(
             *_notes(executed),
-            *(f"not counted in the model: {item}" for item in unaccounted),
+            *(f"not counted exactly in the model: {item}" for item in unaccounted),
             *_differences(operations or {}, executed, residual),
         ),
         of_which=_of_which(executed, {line.label for line in lines}),
@@ -293,5 +293,5 @@ def _notes(executed: ExecutedCount) -> tuple[str, ...]:
     if executed.host:
         notes.append(f"the host runs {executed.host:,} FLOPs more than `executed` has")
     for item in executed.unaccounted:
-        notes.append(f"not counted: {item.name} {item.where} {item.shapes}: {item.reason}")
+        notes.append(f"not counted exactly: {item.name} {item.where} {item.shapes}: {item.reason}")
     return tuple(notes)

@@ -157,7 +157,7 @@ def setup_table(
         f"tokens per device per {unit}": tokens_per_device or None,
     }
     unaccounted = () if model is None else model.unaccounted
-    values |= {f"not counted ({i})": text for i, text in enumerate(unaccounted, 1)}
+    values |= {f"not counted exactly ({i})": text for i, text in enumerate(unaccounted, 1)}
     if model is not None and model.note:
         values["note on masks"] = model.note
     notes = () if peaks is None else peaks.notes(flops_by_dtype)

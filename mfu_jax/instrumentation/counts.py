@@ -121,11 +121,13 @@ def traced_model(
         UserError: the function cannot be traced, or the convention needs a config.
     """
     count, _ = count_with_scopes(step, args, kwargs, lengths)
+    kinds = [k for k in PACKED if k in count.by_mask and convention != "dense"]
+    all_pairs = ", with all pairs of packed documents" if kinds else ""
     return ModelCount.traced(
         count,
         devices,
         convention,
-        packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
+        packed={k: _share(count.by_mask[k], devices) for k in kinds},
         complex_products=_share(count.complex_products, devices),
         checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
@@ -133,7 +135,8 @@ def traced_model(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
         ),
         note="" if convention == "dense" else _note_on_masks(count),
-        how=f"traced: {count.total_in(convention):,} FLOPs over {counted(devices, 'device')}",  # type: ignore[arg-type]
+        how=f"traced: {count.total_in(convention):,} FLOPs over {counted(devices, 'device')}"  # type: ignore[arg-type]
+        + all_pairs,
     )
 
 
@@ -142,8 +145,9 @@ def _note_on_masks(count: TracedCount) -> str:
         return ""
     return (
         f"{count.unknown_masks / count.total:.1%} of the model FLOPs are attention under a mask "
-        f"that depends on data, with every pair counted: if it drops pairs, MFU is too high; with "
-        f'mfu_jax.attention_mask("causal"): around that attention declares it (docs/masks.md)'
+        f"that depends on data or is not recognised, with every pair counted: if it drops pairs, "
+        f'MFU is too high; with mfu_jax.attention_mask("causal"): around that attention declares '
+        f"a causal one (docs/masks.md)"
     )
 
 

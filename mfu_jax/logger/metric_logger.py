@@ -262,8 +262,9 @@ class MetricLogger:
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Records the results of an eval after `step`, shown under ``eval/``.
 
-        Inside ``pause("eval")``, they join the step's own record; after it, they join
-        the next record, and ``eval/step`` says which step they belong to.
+        Inside ``pause("eval")``, they join the step's own record, unless a checkpoint's pause
+        has just written it. Then, and after the pause, they join the next record, and
+        ``eval/step`` says which step they belong to.
         """
         self._spans.add(self._filter.of(metrics), step)
 

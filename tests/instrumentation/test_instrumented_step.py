@@ -305,7 +305,7 @@ def test_the_set_up_says_if_attention_is_counted_in_full(declared: bool) -> None
     step.close()
     shown = "\n".join(text for tag, text in memory.texts if tag.startswith("setup"))
     assert "model TFLOP per device per step: " in shown
-    told = "50.0% of the model FLOPs are attention under a mask that depends on data"
+    told = "50.0% of the model FLOPs are attention under a mask that depends on data or "
     assert (told in shown) == ('mfu_jax.attention_mask("causal")' in shown) == (not declared)
 
 

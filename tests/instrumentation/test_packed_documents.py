@@ -93,6 +93,24 @@ def test_an_instrumented_step_has_the_flops_of_its_own_documents() -> None:
     assert flops_of(memory) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("convention", ["maxtext", "dense"])
+def test_densely_all_pairs_of_every_batch_are_counted(convention: str) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(
+        train_step,
+        segment_ids=lambda w, x, ids: ids,
+        convention=convention,
+        peak_tflops_per_device=1.0,
+        sinks=[memory],
+    )
+    step(jnp.eye(D), jnp.ones((B, S, D)), ids_of([5, 7]))
+    step.close()
+    pairs = S * S if convention == "dense" else 5**2 + 7**2
+    assert flops_of(memory) == pytest.approx([4 * B * S * D * D + 10 * D * B * pairs], rel=1e-12)
+    shown = "\n".join(text for tag, text in memory.texts if tag.startswith("setup"))
+    assert ("with all pairs of packed documents" in shown) == (convention != "dense")
+
+
 def test_causal_documents_have_the_pairs_up_to_each_query() -> None:
     @jax.jit
     @mfu_jax.attention_mask("causal_documents")

@@ -81,7 +81,7 @@ class ModuleTable:
 
     def _notes(self) -> Iterator[str]:
         for item in self.count.unaccounted:
-            yield f"not counted: {item.name} × {item.times}: {item.reason}"
+            yield f"not counted exactly: {item.name} × {item.times}: {item.reason}"
 
 
 _HEADER = ("path", "module", "parameters", "forward FLOPs", "backward FLOPs", "share")

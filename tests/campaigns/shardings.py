@@ -418,6 +418,18 @@ def split_moments(s: Setting) -> Step:
     return Step(run=run, args=((w, mu), batch), options={"out_shardings": kept})
 
 
+def gathered_weights(s: Setting) -> Step:
+    """FSDP forward: what is returned has the shape of the batch."""
+
+    def run(w: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, w: (h + feed_forward(w, h), None), x, w)[0]
+
+    up = s.array((4, s.width, s.hidden), None, ("data", "model"))
+    down = s.array((4, s.hidden, s.width), None, None, ("data", "model"))
+    batch = s.array((s.rows, s.length, s.width), ("data", "model"))
+    return Step(run=run, args=({"up": up, "down": down}, batch))
+
+
 def split_positions_between(s: Setting) -> Step:
     """Megatron's sequence parallelism, by constraints: positions are split between products."""
 
@@ -512,6 +524,7 @@ HEALTHY: dict[str, Callable[[Setting], Step]] = {
     for make in (
         split_weights,
         split_moments,
+        gathered_weights,
         split_positions_between,
         exchanged_heads,
         exchanged_tokens,

@@ -308,7 +308,8 @@ class _Doctor:
     def _lost_batch(self) -> list[_Exchange]:
         """The exchanges after which the batch no longer tells devices apart."""
         parts = len(set(self._batch))
-        if parts == 1 or not self.state:
+        trains = any(scope.phase == "backward" for _, scope in self._matmuls)
+        if parts == 1 or not (self.state and trains):  # else what is returned is no state
             return []
         held = self._replicas(self.state.keys())
 

@@ -24,7 +24,7 @@ from tests.campaigns.shardings import (
 )
 
 QUICK = ("swapped_axes", "forgotten_batch", "replicated_moments", "split_layers")
-SAMPLE = ("split_positions_between", "contrasted_batches")
+SAMPLE = ("gathered_weights", "split_positions_between", "contrasted_batches")
 
 
 def setting() -> Setting:

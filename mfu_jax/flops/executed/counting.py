@@ -297,7 +297,7 @@ class ProgramCounter:
     def _op_name(self, name: str, instruction: HloInstruction) -> str:
         """A matmul's op_name, else that of its fusion, else a guess."""
         caller = self.module.caller(name) if not instruction.op_name else None
-        of_fusion = caller[1].op_name if caller and caller[1].opcode == "fusion" else ""
+        of_fusion = caller[1].op_name if caller and caller[1].opcode.startswith("fusion") else ""
         for op_name in (instruction.op_name, of_fusion):
             if "/" in op_name:
                 return unfolded_op_name(self.module, self.module[name], instruction, op_name)

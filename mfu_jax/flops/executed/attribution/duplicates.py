@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import (
+    INSIDE,
     HloComputation,
     HloInstruction,
     HloModule,
@@ -39,7 +40,7 @@ def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloIns
         if (match := _RECOMPUTED.search(name)) and _original(*ref, name[: match.start()]):
             return True
         ref = module.caller(ref[0].name)
-        if ref is not None and ref[1].opcode not in ("fusion", "call", "async-start"):
+        if ref is not None and ref[1].opcode not in INSIDE:
             return False
     return False
 

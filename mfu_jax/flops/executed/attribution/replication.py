@@ -19,7 +19,12 @@ import numpy as np
 
 from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import (
+    INSIDE,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+)
 from mfu_jax.flops.executed.hlo.opcodes import DIFFER_BY_DEVICE
 from mfu_jax.flops.executed.hlo.replica_groups import (
     device_pairs,
@@ -29,7 +34,6 @@ from mfu_jax.flops.executed.hlo.replica_groups import (
     replica_groups,
 )
 
-_CALLS = ("fusion", "call", "async-start")
 # For each device, the first device that holds the same value; for a tuple, those of its elements.
 ReplicaGroups = tuple[int, ...]
 Replicas: TypeAlias = "ReplicaGroups | list[Replicas]"
@@ -204,7 +208,7 @@ class _ReplicaWalk:
                 result = given[number] if number < len(given) else different
             else:
                 operands = [held.get(name, different) for name in instruction.operands]
-                rule = _RULES.get(opcode) if operands or opcode in _CALLS else None
+                rule = _RULES.get(opcode) if operands or opcode in INSIDE else None
                 if rule:
                     result = rule(self, instruction, operands)
                 elif opcode in DIFFER_BY_DEVICE:
@@ -357,12 +361,14 @@ _RULES: dict[str, _ReplicaRule] = {
     **dict.fromkeys(
         ("copy", "bitcast", "opt-barrier", "optimization-barrier"), _ReplicaWalk._same_value
     ),
-    **dict.fromkeys(("all-gather-done", "all-reduce-done"), _ReplicaWalk._same_value),
+    **dict.fromkeys(
+        ("all-gather-done", "all-reduce-done", "fusion-done"), _ReplicaWalk._same_value
+    ),
     **dict.fromkeys(
         (k + start for k in _RECEIVED for start in ("", "-start")), _ReplicaWalk._collective
     ),
     **dict.fromkeys(("collective-permute", "collective-permute-start"), _ReplicaWalk._permuted),
-    **dict.fromkeys(_CALLS, _ReplicaWalk._call),
+    **dict.fromkeys(INSIDE, _ReplicaWalk._call),
     "while": _ReplicaWalk._looped,
     "conditional": _ReplicaWalk._chosen,
 }

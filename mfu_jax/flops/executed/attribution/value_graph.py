@@ -10,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import (
+    INSIDE,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+)
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.flops.undifferentiated import ProgramValue
@@ -18,10 +23,9 @@ from mfu_jax.flops.undifferentiated import ProgramValue
 # A value's position; for a tuple, those of its elements.
 Position: TypeAlias = "int | list[Position]"
 
-_CALLS = frozenset({"fusion", "call", "async-start"})
 _SAME = frozenset(
     "copy bitcast optimization-barrier opt-barrier copy-done all-reduce-done all-gather-done "
-    "collective-permute-done".split()
+    "collective-permute-done fusion-done".split()
 )
 # XLA combines several of these into one instruction, under the op_name of one of them.
 _COMBINED = frozenset({"all-reduce", "all-gather", "collective-permute"})
@@ -104,7 +108,7 @@ class _HloInliner:
         if opcode == "conditional":
             return self._chosen(instruction, operands)
         bodies = instruction.computations("body")
-        if opcode in _CALLS:
+        if opcode in INSIDE:
             bodies = instruction.callees
         if len(bodies) == 1:
             return self.inline(self.module[bodies[0]], operands)

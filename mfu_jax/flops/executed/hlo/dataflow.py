@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import INSIDE, HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.text import ELLIPSIS
 from mfu_jax.flops.executed.hlo.value_refs import Frame, TuplePath, UnknownValueError, ValueRef
 
@@ -22,7 +22,7 @@ SAME_VALUE = {
 }
 # Instructions that run one computation once, on their operands.
 _CALLS = frozenset({"fusion", "call"})
-_ENCLOSE = _CALLS | {"while"}
+_ENCLOSE = frozenset((*INSIDE, "while"))
 
 
 class Dataflow:
@@ -41,7 +41,7 @@ class Dataflow:
 
     def frame_in_fusions(self, computation: HloComputation) -> Frame:
         """The frame of a fused computation, up to the first one that is not fused; cached."""
-        return self._enclosed(computation, self._fused_frames, {"fusion"})
+        return self._enclosed(computation, self._fused_frames, {"fusion", "fusion-start"})
 
     def _enclosed(
         self, computation: HloComputation, frames: dict[str, Frame], opcodes: Set[str]

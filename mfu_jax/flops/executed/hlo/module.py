@@ -38,6 +38,8 @@ CALLEE_KEYS = {
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
 CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
+INSIDE = ("fusion", "call", "async-start", "fusion-start", "call-start")
+"""Opcodes that run one computation, once, on their operands."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

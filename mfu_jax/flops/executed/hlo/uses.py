@@ -6,11 +6,15 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import (
+    INSIDE,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+)
 from mfu_jax.flops.executed.hlo.shapes import Shape
 
 _MOST_VISITS = 4000
-_INSIDE = ("fusion", "call", "async-start")
 _BARRIERS = ("opt-barrier", "optimization-barrier")
 # Collectives that XLA combines: each result is of the operand at its place. The tuple of those
 # that start has the operands first, but for an all-reduce's.
@@ -66,7 +70,7 @@ def uses(module: HloModule, value: Value) -> Iterator[Use | Value]:
                 index = int(user.attribute("index") or 0)
                 if not path or path[0] == index:
                     yield Value(computation, user, path[1:])
-            elif user.opcode in _INSIDE and user.callees:
+            elif user.opcode in INSIDE and user.callees:
                 inner = module[user.callees[0]]
                 if number in inner.parameters:
                     yield Value(inner, inner.parameters[number], path)
@@ -78,7 +82,7 @@ def uses(module: HloModule, value: Value) -> Iterator[Use | Value]:
     if instruction is computation.root:
         if computation is module.entry:
             yield Use(computation, instruction, -1, path)
-        elif (caller := module.caller(computation.name)) and caller[1].opcode in _INSIDE:
+        elif (caller := module.caller(computation.name)) and caller[1].opcode in INSIDE:
             yield Value(*caller, path)
 
 
@@ -142,7 +146,7 @@ def made_of(module: HloModule, value: Value) -> Iterator[Value]:
     elif opcode == "tuple" and path:
         operand = computation.operand(instruction, path[0])
         yield Value(computation, operand, path[1:])
-    elif opcode in _INSIDE and instruction.callees:
+    elif opcode in INSIDE and instruction.callees:
         inner = module[instruction.callees[0]]
         yield Value(inner, inner.root, path)
     elif opcode == "while":
@@ -154,7 +158,7 @@ def made_of(module: HloModule, value: Value) -> Iterator[Value]:
         if caller and caller[1].opcode == "while":
             yield Value(caller[0], caller[0].operand(caller[1], 0), path)
             yield Value(computation, computation.root, path)
-        elif caller and caller[1].opcode in _INSIDE:
+        elif caller and caller[1].opcode in INSIDE:
             number = int(instruction.operand_text)
             if number < len(caller[1].operands):
                 yield Value(caller[0], caller[0].operand(caller[1], number), path)

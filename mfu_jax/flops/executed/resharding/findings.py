@@ -60,7 +60,7 @@ _LAYOUT = frozenset(
     "bitcast copy reshape transpose convert concatenate slice opt-barrier optimization-barrier "
     "reduce-precision bitcast-convert copy-start".split()
 )
-_PLACES = frozenset({"parameter", "fusion", "get-tuple-element", "tuple"})
+_PLACES = frozenset("parameter fusion fusion-start fusion-done get-tuple-element tuple".split())
 _UNCHANGED = _LAYOUT | _PLACES | {"all-gather", "all-gather-start", "all-gather-done"}
 _NUMBERS = ("broadcast", "constant", "iota")
 _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL

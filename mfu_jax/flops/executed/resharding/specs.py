@@ -14,7 +14,7 @@ import numpy as np
 from mfu_jax.flops.executed.attribution.replication import tile_numbers
 from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dimensions import origins
-from mfu_jax.flops.executed.hlo.module import HloInstruction
+from mfu_jax.flops.executed.hlo.module import INSIDE, HloInstruction
 from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.uses import Value, made_of
 
@@ -41,7 +41,7 @@ _MOVED = frozenset(
     "reshape bitcast transpose broadcast reduce dot convolution dynamic-slice dynamic-update-slice "
     "all-gather all-gather-start".split()
 )
-_PLACES = ("parameter", "fusion", "call", "get-tuple-element", "tuple", "while", "async-start")
+_PLACES = ("parameter", "get-tuple-element", "tuple", "while", *INSIDE)
 
 
 class Specs:

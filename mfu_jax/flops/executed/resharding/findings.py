@@ -525,7 +525,7 @@ def _parts(
     users = computation.users.get(instruction.name, ())
     end = next((user for user in users if user.opcode.endswith("-done")), instruction)
     operands = [computation[name] for name in instruction.operands]
-    if len(operands) == 1:
+    if len(operands) == 1 or instruction.opcode.startswith("all-to-all"):  # whose are one array's
         return [(operands[0], end)]
     received = {
         int(user.attribute("index") or 0): user

@@ -18,6 +18,8 @@ from mfu_jax.runs.goodput.run_time import CATEGORIES
 
 DAY = 86_400_000_000  # µs
 _ALL = 10**18  # µs
+# At another exception the step in flight ends before the process does, and is known.
+_FAILED_STEP = ("exception: JaxRuntimeError", "exception: XlaRuntimeError")
 
 Times = defaultdict[int, defaultdict[str, int]]
 """Day (days since 1970, UTC) → category → µs."""
@@ -139,7 +141,7 @@ class WallClockAttribution:
         shares: list[tuple[str, int]] = []  # of the time without pauses
         if placed.done_after:
             shares.append(("train", placed.done_after * self.median_us))
-        if placed.how in ("killed", "running") or placed.how.startswith("exception"):
+        if placed.how in ("killed", "running", *_FAILED_STEP):
             unseen = max(0, placed.end - placed.at(attempt.alive))
             rest = "other" if placed.how == "running" else "lost_steps"
             shares += [("data_wait", round(attempt.waited_us(unseen))), (rest, _ALL)]

@@ -301,6 +301,25 @@ def test_a_process_that_was_refused_or_had_nothing_to_do_is_no_attempt(
     assert (run.time, run.restarts, run.notes) == (whole.time, whole.restarts, ())
 
 
+@pytest.mark.parametrize(
+    ("how", "category"),
+    [
+        ("exception: ValueError", "idle"),  # as where the upload after the last step fails
+        ("exception: JaxRuntimeError", "lost_steps"),  # the step in flight
+    ],
+)
+def test_what_precedes_an_exception_is_lost_only_if_a_step_failed(
+    tmp_path: Path, log: WrittenLog, how: str, category: str
+) -> None:
+    log.start(0.0, 1.0)
+    log.steps(11.0, 0, [S] * 10)
+    log.stop(17.0, how)
+    log.alive(17.0)
+    run = read_run(tmp_path, now=LATER)
+    assert spent(run) == pytest.approx({"startup": 1, "train": 10, category: 6})
+    assert run.lost_steps == 0
+
+
 def test_attempts_that_overlap_are_counted_once_and_told(tmp_path: Path, log: WrittenLog) -> None:
     log.start(0.0, 1.0)
     log.steps(21.0, 0, [S] * 20)

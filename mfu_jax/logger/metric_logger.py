@@ -511,6 +511,8 @@ class MetricLogger:
 
     def _check_pause(self, flush: bool) -> None:
         if flush:
+            if self._spans.held is not None:  # once written, it cannot be shown as the last one
+                self._spans.held.is_last = True
             self.flush()
         self._raise_failure()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 import json
 import logging
 import math
@@ -47,6 +48,24 @@ def test_rates_are_flops_and_tokens_over_the_measured_time() -> None:
     assert scalars["perf/mbu"] == 0.3
     assert scalars["perf/xla_reported_tflops"] == 123.0
     assert run.sink.scalar("perf/mfu") == [0.8, 0.4]
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_the_last_step_is_shown_where_a_checkpoint_follows_it_too(is_saved: bool) -> None:
+    stream = io.StringIO()
+    logger = MetricLogger(
+        model_flops_per_device=10**12,
+        log_period=4,
+        warmup_steps=1,
+        sinks=[ConsoleSink(stream, progress=False)],
+    )
+    for step in range(7):
+        logger.record(step, {"loss": 1.0}, step_time_seconds=2.0)
+    if is_saved:
+        with logger.pause("checkpoint"):
+            pass
+    logger.close()
+    assert re.findall(r"completed step: (\d+)", stream.getvalue()) == ["0", "4", "6"]
 
 
 def test_without_tokens_no_record_window_file_or_summary_has_their_rate(tmp_path: Path) -> None:

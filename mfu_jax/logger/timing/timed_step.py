@@ -65,7 +65,7 @@ class TimedStep:
         clock_jump_seconds: how far the wall clock jumped during its interval, else None.
         overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
-        is_last: no step comes after it in this run.
+        is_last: no step comes after it in this run, as may be before a checkpoint.
         watched: the watcher was asked to set `completed`.
         seen: both clocks when the watcher began to wait for its outputs, and when they were ready.
         extra: scalars of the same step that came later, such as those of an eval.

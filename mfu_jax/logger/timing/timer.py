@@ -118,7 +118,7 @@ class StepTimer:
         step = self._pending
         self._called_at = self._monotonic()
         if step is not None and step.completed is None and is_ready(step.metrics):
-            step.completed = self._clock(), self._called_at
+            step.completed = self.read()  # at once: a thread may lose its turn between two clocks
 
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import re
 import json
 import logging
 import math

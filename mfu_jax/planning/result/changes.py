@@ -131,7 +131,8 @@ def _without_recomputing(
 
 
 def _recomputed_share(record: InstructionRecord) -> float:
-    if not record.flops:
+    # Kernels of attention form scores again in the backward pass, whatever is saved.
+    if not record.flops or record.kernels:
         return float(record.phase in _AGAIN)
     return sum(record.flops_by_phase.get(phase, 0) for phase in _AGAIN) / record.flops
 

@@ -123,6 +123,30 @@ def test_matmuls_of_float32():
     )
 
 
+ATTENTION = """HloModule m
+ENTRY %main (q: bf16[2,4096,16,128]) -> bf16[2,4096,16,128] {
+  %q = bf16[2,4096,16,128]{3,2,1,0} parameter(0)
+  %a = bf16[2,4096,16,128]{3,2,1,0} custom-call(%q, %q, %q, %q), custom_call_target=\
+"__cudnn$fmhaSoftmaxBackward", metadata={op_name="jit(step)/transpose(jvp(attend))/PASS/kernel"}, \
+backend_config={"cudnn_fmha_backend_config": \
+{"intermediate_tensor_shape": {"dimensions": ["2", "16", "4096", "4096"]}}}
+  ROOT %r = bf16[2,4096,16,128]{3,2,1,0} add(%a, %q)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("of", "share"), [("backward", []), ("checkpoint/rematted_computation", [1.0])]
+)
+def test_scores_that_flash_attention_forms_again_are_not_a_policys(of, share):
+    """Backward, one of its five products is of the forward pass; no policy saves it."""
+    chips = parse_target(hardware="h100", devices=1)
+    plan = make_plan(ProgramDump(text=ATTENTION.replace("PASS", of)), chips)
+    kernel = plan.time_by_cause["kernel"]
+    found = [c.saves_seconds / kernel for c in plan.changes if c.change.startswith("recompute")]
+    assert found == pytest.approx(share)
+
+
 MATMUL = """HloModule m
 ENTRY %main (x: bf16[8192,8192], y: bf16[8192,8192]) -> bf16[8192,8192] {
   %x = bf16[8192,8192]{1,0} parameter(0)

@@ -184,6 +184,8 @@ def _larger_batch(
     costs: ProgramCosts, durations: Durations, line: PredictedTime
 ) -> Iterator[tuple[str, float]]:
     """Half the time independent of the batch: the optimizer, and moving weights."""
+    if not any("jvp(" in record.op_name for record in costs.records.values()):
+        return  # no gradients: all of it may be the batch's
     fixed = sum(
         _seconds(record, durations)
         for record in costs.records.values()

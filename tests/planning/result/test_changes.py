@@ -62,6 +62,12 @@ def test_a_larger_batch_only_where_it_fits(text, peak_gib, offered):
     assert ("twice the per_device_batch_size=" in words) == offered
 
 
+def test_no_larger_batch_for_a_step_that_trains_nothing():
+    """Its rows are the batch: twice of them take twice the time."""
+    words = " ".join(change.change for change in _plan(FORWARD, 40).changes)
+    assert "per_device_batch_size" not in words
+
+
 SHARE = "--xla_tpu_scheduler_percent_shared_memory_limit=100"
 
 
@@ -84,6 +90,7 @@ ENTRY %main (p: f32[4096,4096]) -> f32[4096,4096] {
   ROOT %n = f32[4096,4096] add(%g, %p), metadata={op_name="jit(step)/add"}
 }
 """
+FORWARD = TRANSFERS.replace("transpose(jvp(mlp))", "mlp")
 
 
 @pytest.mark.parametrize(

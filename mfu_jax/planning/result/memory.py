@@ -57,12 +57,16 @@ def memory_of(program: ProgramDump) -> dict[str, int]:
         kinds["temporaries"] = temporaries - gradients - activations
     kinds |= {"gradients": gradients, "activations": activations}
     kinds["program"] = sizes.get("generated_code_size_in_bytes", 0)
-    kinds["host"] = sizes.get("host_temp_size_in_bytes", 0)
+    kinds["host"] = sizes.get("host_temp_size_in_bytes", 0) + sum(
+        parameter.shape.bytes
+        for parameter in module.entry.parameters.values()
+        if _HOST in parameter.shape.layout
+    )
     return {kind: size for kind, size in kinds.items() if size}
 
 
 def _arguments(module: HloModule, text: str, total: int | None) -> dict[str, int]:
-    """Bytes of the arguments by kind; layout padding is distributed in proportion."""
+    """Bytes of the arguments on the device by kind; layout padding is distributed in proportion."""
     header = text.partition("\n")[0]
     aliases = header.partition("input_output_alias=")[2].partition("entry_computation")[0]
     kept = set(map(int, _ALIASED.findall(aliases)))
@@ -72,6 +76,8 @@ def _arguments(module: HloModule, text: str, total: int | None) -> dict[str, int
     named = any(_OPTIMIZER.search(name) for name in names.values())
     for number, parameter in parameters:
         shape = parameter.shape
+        if _HOST in shape.layout:  # not in the compiler's total
+            continue
         kind = _argument_kind(names[number], shape, not kept or number in kept, named)
         found[kind] += shape.bytes
     whole = sum(found.values())

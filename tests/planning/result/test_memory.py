@@ -70,6 +70,17 @@ def test_the_compilers_sizes_are_divided():
     assert sum(at_peak.values()) - 5 - 7 == peak
 
 
+def test_arguments_in_the_hosts_memory_are_no_part_of_the_devices():
+    """The moments; the compiler's total is of the weights and the batch, without padding."""
+    text = TEXT.replace("m: f32[64,32]", "m: f32[64,32]{1,0:S(5)}").replace(
+        "%m = f32[64,32]", "%m = f32[64,32]{1,0:S(5)}"
+    )
+    sizes = {"argument_size_in_bytes": 8192 + 2048, "host_temp_size_in_bytes": 7}
+    kinds = memory_of(ProgramDump(text=text, memory=sizes))
+    assert (kinds["parameters"], kinds["batch"], kinds["host"]) == (8192, 2048, 8192 + 7)
+    assert "optimizer" not in kinds
+
+
 def test_what_a_loop_saves_for_the_backward_loop():
     text = lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()
     memory = memory_of(ProgramDump(text=text))

@@ -129,7 +129,8 @@ def plan_sequence(
 ) -> SequencePlan:
     """Plans programs that run one after the other, again and again, on the same chips.
 
-    An array that two programs read must be the same object in both. An argument with the shape and
+    An array that two programs read must be the same object in both; within one program, each
+    argument is an array. An argument with the shape and
     dtype of an earlier program's output that no donated argument replaces is that output: it lives
     until its last reader. All other arguments stay in memory throughout.
 
@@ -173,22 +174,24 @@ def plan_sequence(
 
 
 _Kind = tuple[tuple[int, ...], str]
+_Key = tuple[int, int]  # an object's identity, and which of its uses in a program it is
 
 
 def _kind(leaf: Any) -> _Kind:
     return tuple(leaf.shape), str(leaf.dtype)
 
 
-def _read(args: Sequence[Any], devices: int) -> dict[int, tuple[_Kind, int]]:
-    """A program's arrays by identity: their kind, and bytes on a device."""
+def _read(args: Sequence[Any], devices: int) -> dict[_Key, tuple[_Kind, int]]:
+    """A program's arrays: their kind, and bytes on a device."""
     import jax
 
     given = [leaf for leaf in jax.tree.leaves(args) if is_array(leaf)]
     placed = jax.tree.leaves(abstract_arguments(given, devices)[0])
-    found = {}
+    found, uses = {}, Counter[int]()
     for leaf, array in zip(given, placed, strict=True):
         shape = array.sharding.shard_shape(array.shape) if array.sharding else array.shape
-        found[id(leaf)] = _kind(leaf), math.prod(shape) * array.dtype.itemsize
+        found[id(leaf), uses[id(leaf)]] = _kind(leaf), math.prod(shape) * array.dtype.itemsize
+        uses[id(leaf)] += 1
     return found
 
 
@@ -207,10 +210,10 @@ def _made(step: Any, args: Sequence[Any]) -> Counter[_Kind]:
 
 
 def _held(
-    read: Sequence[Mapping[int, tuple[_Kind, int]]], made: Sequence[Counter[_Kind]]
-) -> dict[int, _Held]:
-    """What is in memory between programs, by identity."""
-    found: dict[int, _Held] = {}
+    read: Sequence[Mapping[_Key, tuple[_Kind, int]]], made: Sequence[Counter[_Kind]]
+) -> dict[_Key, _Held]:
+    """What is in memory between programs."""
+    found: dict[_Key, _Held] = {}
     for place, (key, (kind, size)) in itertools.chain.from_iterable(
         ((place, pair) for pair in arrays.items()) for place, arrays in enumerate(read)
     ):

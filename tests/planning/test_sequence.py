@@ -105,6 +105,20 @@ def test_a_rollout_runs_beside_the_optimizer_and_a_cache_lives_only_with_it():
     }
 
 
+def test_one_object_for_several_arguments_of_a_program_is_as_many_arrays():
+    """As of a state whose weights and moments are described by one `ShapeDtypeStruct`."""
+    weights, rows = arrays((WIDTH, WIDTH), (BATCH, WIDTH))
+    found = mfu_jax.plan_sequence(
+        {
+            "judge": (lambda weights, rows: rows @ weights, weights, rows),
+            "train": (jax.jit(update, donate_argnums=(0, 1)), weights, weights, weights),
+        },
+        topology="v6e-8",
+    )
+    assert found.beside_bytes == {"judge": 2 * WEIGHTS, "train": ROWS}  # the first is in both
+    assert found.resident_bytes == 3 * WEIGHTS + ROWS
+
+
 def test_a_program_that_fits_alone_may_not_fit_beside_the_others():
     large, small = arrays((10 * WIDTH, 8 * WIDTH), (WIDTH, WIDTH))
     programs = {"a": (jnp.sum, large), "b": (jnp.sum, small)}

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError, first_line
@@ -141,7 +142,8 @@ def plan_sequence(
         options: of every `mfu_jax.plan`: the chips, the compiler's flags and limits.
 
     Raises:
-        UserError: no programs, a name in `runs` that is none of theirs, or as `mfu_jax.plan`.
+        UserError: no programs, runs of others or fewer than one, tokens that are no number, or as
+            `mfu_jax.plan`.
 
     >>> plan_sequence({}, topology="v6e-8")
     Traceback (most recent call last):
@@ -152,6 +154,11 @@ def plan_sequence(
         raise UserError("no programs; expected name: (step, argument, …)")
     if unknown := [name for name in runs if name not in programs]:
         raise UserError(f"runs of {', '.join(unknown)}; expected {', '.join(programs)}")
+    for name, times in runs.items():
+        if not isinstance(times, Integral) or times < 1:
+            raise UserError(f"runs of {name}: {times!r}; expected a whole number, 1 or more")
+    if not 0 <= tokens < math.inf:
+        raise UserError(f"{tokens=}; expected a number, 0 or more")
     plans = {name: plan(step, *args, **options) for name, (step, *args) in programs.items()}
     devices = next(iter(plans.values())).devices
     read = [_read(args, devices) for _, *args in programs.values()]
@@ -166,7 +173,7 @@ def plan_sequence(
     )
     return SequencePlan(
         plans=plans,
-        runs={name: runs.get(name, 1) for name in programs},
+        runs={name: int(runs.get(name, 1)) for name in programs},
         beside_bytes=dict(zip(programs, beside, strict=True)),
         resident_bytes=sum(one.size for one in held.values() if one.maker < 0),
         tokens=tokens,

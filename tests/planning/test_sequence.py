@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -129,9 +130,32 @@ def test_a_program_that_fits_alone_may_not_fit_beside_the_others():
 
 
 @pytest.mark.parametrize(
-    ("programs", "runs", "word"),
-    [({}, {}, "no programs"), ({"a": (jnp.sum, 1)}, {"b": 2}, "runs of b; expected a")],
+    ("given", "words"),
+    [
+        ({"runs": {"b": 2}}, "runs of b; expected a"),
+        *(
+            ({"runs": {"a": wrong}}, f"runs of a: {wrong!r}; expected a whole number, 1 or more")
+            for wrong in (-3, 0, 0.5, 2.0, "2", None)
+        ),
+        ({"tokens": -5}, "tokens=-5; expected a number, 0 or more"),
+        ({"tokens": float("inf")}, "tokens=inf; expected a number, 0 or more"),
+        ({"tokens": float("nan")}, "tokens=nan; expected a number, 0 or more"),
+    ],
 )
-def test_wrong_input(programs, runs, word):
-    with pytest.raises(UserError, match=word):
-        mfu_jax.plan_sequence(programs, runs=runs, topology="v6e-8")
+def test_wrong_input(compiled, given, words):
+    with pytest.raises(UserError, match=words):
+        mfu_jax.plan_sequence({"a": (jnp.sum, *arrays((BATCH,)))}, topology="v6e-8", **given)
+    assert not compiled
+
+
+def test_no_programs():
+    with pytest.raises(UserError, match="no programs"):
+        mfu_jax.plan_sequence({}, topology="v6e-8")
+
+
+def test_runs_may_be_numpys():
+    programs = {"a": (jnp.sum, *arrays((BATCH,)))}
+    runs = {"a": np.int64(3)}
+    found = mfu_jax.plan_sequence(programs, runs=runs)
+    assert found.seconds == {"a": 6.0}
+    assert type(found.runs["a"]) is int  # to_json has plain values

@@ -76,7 +76,8 @@ class Plan:
         executed_flops: FLOPs that the program runs; None if it does not fit.
         xla_rematerialized_flops: the part of them that the compiler recomputes to save memory.
         convention: the convention of `model_flops`.
-        step_time_bound_seconds: a lower bound: no run of this program is faster.
+        step_time_bound_seconds: a lower bound: no run of this program is faster, unless a note
+            names a conditional, of whose branches it has the most expensive.
         step_time_seconds: the prediction.
         step_time_range: where nine of ten measured runs of such models (with experts, or without)
             would lie; for GPUs, where too few runs were compared, the times at higher and lower

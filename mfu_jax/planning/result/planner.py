@@ -43,6 +43,7 @@ _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler p
 # (scripts/results/plan_memory.json). XLA's scheduler itself stops at 95% of what arguments leave.
 _UNDECIDED = 0.93
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
+_OTHER_BRANCH = "; runs of another branch may be faster than the bound"
 # Platform → parts that wait for each other, and the share of a step that each doubling of them
 # adds, beside what the walk has for their transfers: the median of published runs that differ in
 # their number alone. Slices: MaxText's tables (configs/v5e and v5p, README.md), twelve doublings
@@ -376,6 +377,10 @@ def _resharding(
 
 def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     notes = [
+        flag.text + _OTHER_BRANCH * flag.text.startswith("conditional ")
+        for flag in costs.executed.flags
+    ]
+    notes += [
         f"not counted: {item.name} {item.where}: {item.reason}"
         for item in costs.executed.unaccounted
     ]

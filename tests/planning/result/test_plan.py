@@ -308,3 +308,29 @@ def test_slices_take_longer_than_one():
     )
     assert two / one == pytest.approx(118 / 112, rel=0.03)
     assert four / one == pytest.approx(118 / 110, rel=0.03)
+
+
+CONDITIONAL = """HloModule m
+%heavy (w: bf16[4096,4096]) -> bf16[4096,4096] {
+  %w = bf16[4096,4096] parameter(0)
+  ROOT %d = bf16[4096,4096] dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+%light (x: bf16[4096,4096]) -> bf16[4096,4096] {
+  ROOT %x = bf16[4096,4096] parameter(0)
+}
+ENTRY %main (i: pred[], y: bf16[4096,4096]) -> bf16[4096,4096] {
+  %i = pred[] parameter(0)
+  %y = bf16[4096,4096] parameter(1)
+  ROOT %c = bf16[4096,4096] conditional(%i, %y, %y), true_computation=%heavy, \
+false_computation=%light, metadata={op_name="jit(step)/cond"}
+}
+"""
+
+
+def test_a_bound_of_the_most_expensive_branch_says_so():
+    """Of a product and nothing, the product is in the bound; a run may do nothing."""
+    plan = make_plan(ProgramDump(text=CONDITIONAL), parse_target(topology="v6e-1"))
+    assert plan.bound_by_resource["matmul"] == pytest.approx(2 * 4096**3 / 918e12)
+    (note,) = plan.notes
+    assert "jit(step)/cond" in note
+    assert note.endswith("; runs of another branch may be faster than the bound")

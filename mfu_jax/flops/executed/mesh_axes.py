@@ -56,6 +56,24 @@ def mesh_of(program: Any) -> Mapping[str, int]:
     return {} if mesh is None else {str(axis): int(n) for axis, n in mesh.shape.items()}
 
 
+def within_slice(mesh: Mapping[str, int], devices: int) -> Mapping[str, int]:
+    """The part of a mesh that a program has: all of it, or one of the slices along its first axes.
+
+    Args:
+        mesh: axis → size, in device order.
+        devices: those of the program, which XLA compiles for one slice.
+
+    >>> within_slice({"data": 4, "fsdp": 4}, devices=8)
+    {'data': 2, 'fsdp': 4}
+    """
+    slices, found = max(1, math.prod(mesh.values()) // devices), {}
+    for axis, size in mesh.items():
+        outer = math.gcd(size, slices)
+        slices //= outer
+        found[axis] = size // outer
+    return found
+
+
 def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
     """The axes of a collective's groups, such as ``data`` or ``data+model``.
 

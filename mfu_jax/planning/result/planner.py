@@ -11,7 +11,7 @@ from typing import Any
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.counting import ProgramCounter, counter_of
 from mfu_jax.flops.executed.instruction_costs import costs_of
-from mfu_jax.flops.executed.mesh_axes import kind_of
+from mfu_jax.flops.executed.mesh_axes import kind_of, within_slice
 from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.flops.executed.resharding.findings import resharded_tensors
 from mfu_jax.flops.executed.resharding.resharded_tensor import ReshardedTensor
@@ -175,7 +175,7 @@ def make_plan(
         collectives=_collectives(line),
         resharding=tuple(
             _resharding(tensor, costs, durations)
-            for tensor in resharded_tensors(counter, durations.mesh)
+            for tensor in resharded_tensors(counter, _mesh(program, work))
         ),
         layer=largest_layer(costs, durations),
         changes=changes(
@@ -221,19 +221,24 @@ def _timed(
 ) -> tuple[ProgramCounter, ProgramCosts, Durations]:
     """The program's counter, its costs and its durations."""
     counter = counter_of(program, **program.counting)
+    costs = costs_of(counter)
     durations = Durations(
         target=target,
         efficiencies=efficiencies or Efficiencies(),
         tiles=work.tiles if work else None,
         has_tokamax_experts=work.has_tokamax_experts if work else False,
-        mesh=(work.mesh if work else {}) or program.topology.mesh,
+        mesh=within_slice(_mesh(program, work), costs.devices),
         attention=(work.attention if work else None) or AS_COMPILED,
         clock=clock,
         vmem=vmem,
     )
-    costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
+    costs = without_skipped_rows(costs, work.own_rows if work else 1.0)
     costs = without_own_shortage(costs, work.partial_gradient_bytes if work else 0.0)
     return counter, _without_integer_matmuls(costs), durations
+
+
+def _mesh(program: ProgramDump, work: StepWork | None) -> Mapping[str, int]:
+    return (work.mesh if work else {}) or program.topology.mesh
 
 
 def _without_integer_matmuls(costs: ProgramCosts) -> ProgramCosts:

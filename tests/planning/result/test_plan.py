@@ -310,6 +310,36 @@ def test_slices_take_longer_than_one():
     assert four / one == pytest.approx(118 / 110, rel=0.03)
 
 
+SLICE = """HloModule m, num_partitions=8
+ENTRY %main (x: bf16[512,4096]) -> (bf16[4096,4096], bf16[2048,4096]) {
+  %x = bf16[512,4096] parameter(0)
+  %e = bf16[4096,4096] all-gather(%x), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+  %f = bf16[2048,4096] all-gather(%x), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+  ROOT %t = (bf16[4096,4096], bf16[2048,4096]) tuple(%e, %f)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "eight", "four"),
+    [
+        ({"data": 2, "fsdp": 8}, " over fsdp", ""),
+        ({"fsdp": 16}, " over fsdp", ""),
+        ({"data": 2, "fsdp": 2, "tensor": 4}, " over fsdp+tensor", " over tensor"),
+        ({"data": 4, "fsdp": 4}, " over data+fsdp", " over fsdp"),
+    ],
+)
+def test_axes_have_their_names_within_one_of_two_slices(mesh, eight, four):
+    """XLA compiles one slice's program, of 8 devices; slices lie along the first axes."""
+    work = StepWork(model_flops=None, tokens=0, convention="", mesh=mesh)
+    chips = parse_target(topology="v6e-8", slices=2)
+    plan = make_plan(ProgramDump(text=SLICE), chips, work=work)
+    assert {row["kind"] for row in plan.collectives} == {
+        f"all-gather{eight} on ici",
+        f"all-gather{four} on ici",
+    }
+
+
 CONDITIONAL = """HloModule m
 %heavy (w: bf16[4096,4096]) -> bf16[4096,4096] {
   %w = bf16[4096,4096] parameter(0)

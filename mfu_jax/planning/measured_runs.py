@@ -47,6 +47,7 @@ _MOST_BYTES = 2**20
 _PROFILES = "JAX_ENABLE_PGLE"  # JAX takes a profile of the first steps, and compiles again
 _TABLES = read_mapping(Path(__file__).with_name("measured_runs.yml"))
 _GROUPS, _SINGLE, _REQUIRED = (_TABLES[key] for key in ("groups", "single", "required"))
+_AXES = [f"{net}_{axis}_parallelism" for axis in _TABLES["axes"] for net in ("ici", "dcn")]
 FIXED: Mapping[str, str] = _TABLES["fixed"]
 DEFAULT_MODEL: Mapping[str, Any] = _TABLES["default_model"]
 DEFAULT_STEP: Mapping[str, str] = _TABLES["default_step"]
@@ -189,10 +190,12 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     if missing:
         raise UserError(f"the run lacks {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
     values = {key: run[key] for key in run if _is_setting(key, run[key])}
+    _check_axes(values, "the run")
     for group in _GROUPS:
         given = run.get(group) or {}
         if not isinstance(given, Mapping):
             raise UserError(f"{group} of the run is {given!r}; expected a JSON object")
+        _check_axes(given, f"{group} of the run", all_are=group == "mesh")
         values |= {str(key): value for key, value in given.items() if value is not None}
     values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
     values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
@@ -256,6 +259,16 @@ def _is_setting(key: str, value: Any) -> bool:
     others = (*_GROUPS, *_SINGLE, *_REQUIRED, *_TABLES["known"])
     is_single = isinstance(value, bool | int | float | str) or key in _MODEL_KEYS
     return is_single and key not in others and not key.endswith(_MEASURED)
+
+
+def _check_axes(given: Mapping[str, Any], where: str, *, all_are: bool = False) -> None:
+    """An error if a key that is named like the size of an axis, or that has to be one, is none."""
+    for key in map(str, given):
+        if key not in _AXES and (all_are or re.fullmatch(r"(ici|dcn)_\w+_parallelism", key)):
+            raise UserError(
+                f"{key!r} in {where} is no axis of MaxText's mesh",
+                hint=f"{nearest(key, _AXES)}expected sizes such as ici_fsdp_parallelism there",
+            )
 
 
 def _check_model(values: Mapping[str, Any]) -> None:

@@ -83,9 +83,12 @@ def test_a_recipe_becomes_a_step_on_its_mesh(hardware, chips, model, batch, leng
     sizes = {"model_name": model, "per_device_batch_size": batch, "max_target_length": length}
     run = read_run(
         {
-            **{"hardware": hardware, **where, **sizes, "mesh": keys, "splash": BLOCKS},
+            **{"hardware": hardware, **where, **sizes, "splash": BLOCKS},
             **{"remat_policy": "custom", "remat_tensors": OFFLOADED, "quantization": ""},
-            "other_flags": {"tokenizer_path": "a", "profiler_steps": 3, "reuse_example_batch": 1},
+            "other_flags": {
+                **{"tokenizer_path": "a", "profiler_steps": 3, "reuse_example_batch": 1},
+                **keys,
+            },
         }
     )
     words, lost = reference_keys(run)

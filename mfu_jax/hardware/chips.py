@@ -92,8 +92,8 @@ class Chip:
             raise UserError(
                 f"{self.name} has no listed {name} peak; it lists {', '.join(self.peak_tflops)}",
                 hint="usually the chip has no matrix unit for that dtype and XLA converts the "
-                "operands; pass peak_tflops_per_device=… or the dtype that the matmuls "
-                "really run in",
+                "operands; a plan needs another dtype, quantization or chip; a run, "
+                "peak_tflops_per_device=… or the dtype that the matmuls really run in",
             )
         return self.peak_tflops[key] * 1e12 / passes
 

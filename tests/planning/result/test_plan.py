@@ -7,6 +7,7 @@ import re
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.plan import Plan, StepWork, warning_of
 from mfu_jax.planning.result.planner import make_plan
@@ -310,6 +311,19 @@ def test_slices_take_longer_than_one():
     assert four / one == pytest.approx(118 / 110, rel=0.03)
 
 
+def test_a_dtype_without_a_peak_is_refused_with_what_a_plan_can_change():
+    """It has no argument for a peak."""
+    with pytest.raises(UserError, match="TPU v5e has no listed fp8 peak") as caught:
+        make_plan(ProgramDump(text=FLOAT8), parse_target(topology="v5e-1"))
+    assert "a plan needs another dtype, quantization or chip" in caught.value.hint
+
+
+FLOAT8 = """HloModule m
+ENTRY %main (x: f8e4m3fn[128,128]) -> f32[128,128] {
+  %x = f8e4m3fn[128,128] parameter(0)
+  ROOT %d = f32[128,128] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
 SLICE = """HloModule m, num_partitions=8
 ENTRY %main (x: bf16[512,4096]) -> (bf16[4096,4096], bf16[2048,4096]) {
   %x = bf16[512,4096] parameter(0)

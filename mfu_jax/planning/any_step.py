@@ -36,6 +36,7 @@ def plan(
     slices: int | None = None,
     xla_flags: str | Sequence[str] = (),
     tokens_per_step: float = 0.0,
+    trip_counts: Mapping[str, int] | None = None,
     compile_seconds: float = Limits.seconds,
     compile_gib: float = 0.0,
     cache_folder: str | Path | None = "",
@@ -56,6 +57,7 @@ def plan(
             `topology`, or one.
         xla_flags: compiler flags, each ``--name=value``; they change the schedule.
         tokens_per_step: tokens of one step of the whole job, for the token rate.
+        trip_counts: iterations of loops that depend on data, by the names in the plan's notes.
         compile_seconds: time limit for the compiler.
         compile_gib: limit on the host memory that it allocates, excluding libraries that it maps;
             0: no limit.
@@ -75,6 +77,7 @@ def plan(
         if not 0 <= number < math.inf:
             raise UserError(f"{name}={number}; expected a number, 0 or more")
     flags = compiler_flags(xla_flags)
+    trip_counts = _iterations(trip_counts or {})
     step, args = of_arrays(step, args)
     text, axes, abstract, notes = _lowered(step, args, target)
     if cache_folder == "":
@@ -91,10 +94,21 @@ def plan(
         limits=Limits(seconds=compile_seconds, memory_bytes=round(compile_gib * 2**30)),
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
-    work = replace(work, mesh=axes)
+    work = replace(work, mesh=axes, trip_counts=trip_counts)
     compiler = cache.compiler_of(request)
     plan = make_plan(program, target, work=work, flags=flags, compiled_by=compiler)
     return plan.with_notes(*notes, *compiled_notes, *work_notes)
+
+
+def _iterations(given: Mapping[str, int]) -> Mapping[str, int]:
+    if not isinstance(given, Mapping) or not all(
+        isinstance(times, int) and times >= 0 for times in given.values()
+    ):
+        raise UserError(
+            f"trip_counts={given!r}; expected a loop's name and its iterations, as in "
+            "trip_counts={'jit(step)/while': 10}"
+        )
+    return given
 
 
 def _lowered(

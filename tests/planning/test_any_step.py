@@ -68,6 +68,29 @@ def requests(monkeypatch):
     return seen
 
 
+def repeated(w, x, times):
+    return jax.lax.fori_loop(0, times, lambda _, h: jnp.tanh(h @ w), x)
+
+
+def test_iterations_that_depend_on_data_may_be_given(requests):
+    """The name is the one that the note of a plan without them has."""
+    of = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((WIDTH, WIDTH), (BATCH, WIDTH))]
+    of.append(jax.ShapeDtypeStruct((), jnp.int32))
+    once = mfu_jax.plan(repeated, *of, topology="v6e-1")
+    assert any("give trip_counts={'jit(repeated)/while': …}" in note for note in once.notes)
+    given = {"jit(repeated)/while": 10}
+    ten_times = mfu_jax.plan(repeated, *of, topology="v6e-1", trip_counts=given)
+    assert (once.executed_flops, ten_times.executed_flops) == (MATMUL // 3, 10 * MATMUL // 3)
+    assert not any("trip_counts" in note for note in ten_times.notes)
+
+
+@pytest.mark.parametrize("wrong", [3, {"jit(repeated)/while": 2.5}, {"jit(repeated)/while": -1}])
+def test_wrong_iterations(requests, wrong):
+    with pytest.raises(UserError, match="expected a loop's name and its iterations"):
+        mfu_jax.plan(step, *_arguments(_abstract_mesh()), topology="v6e-8", trip_counts=wrong)
+    assert not requests
+
+
 def test_a_plan_of_a_step(requests):
     arguments = _arguments(_abstract_mesh())
     jitted = jax.jit(step, donate_argnums=0)

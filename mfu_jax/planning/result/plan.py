@@ -40,6 +40,7 @@ class StepWork:
         partial_gradient_bytes: that the compiled attention kernel holds beyond the run's.
         loop_seconds: what the trainer's loop adds to the device's work.
         pipeline: ticks of the step's pipeline; None: it has none, or they are not known.
+        trip_counts: iterations of loops that depend on data; empty: those of the dump.
     """
 
     model_flops: int | None
@@ -54,6 +55,7 @@ class StepWork:
     partial_gradient_bytes: float = 0.0
     loop_seconds: float = 0.0
     pipeline: PipelineTicks | None = None
+    trip_counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -220,6 +220,8 @@ def _timed(
     vmem: float = 1.0,
 ) -> tuple[ProgramCounter, ProgramCosts, Durations]:
     """The program's counter, its costs and its durations."""
+    if work and work.trip_counts:
+        program = replace(program, trip_counts=work.trip_counts)
     counter = counter_of(program, **program.counting)
     costs = costs_of(counter)
     durations = Durations(

@@ -45,6 +45,7 @@ _INSTEAD = {
     "copy": "avoid copies to other layouts, and between HBM and VMEM",
     "host": "offload less to the host's memory: remat_policy=minimal, if that fits",
 }
+_STATE = "keep the optimizer's state on the device, if it fits, and not in the host's memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ def changes(
     line: PredictedTime,
     *,
     is_roomy: bool,
+    is_state_offloaded: bool,
     free: int,
     flags: Sequence[str] = (),
 ) -> tuple[ProposedChange, ...]:
@@ -78,12 +80,13 @@ def changes(
         durations: durations of its instructions.
         line: the program's timeline.
         is_roomy: whether the memory holds twice the batch.
+        is_state_offloaded: whether what is in the host's memory are arguments, not activations.
         free: bytes of memory that the step leaves.
         flags: compiler flags that are known to be set.
     """
     saved = [
         (_MORE_VMEM, line.by_cause.get("matmul", 0.0) * (1 - durations.vmem)),
-        *_hidden(line, durations.target),
+        *_hidden(line, durations.target, is_state_offloaded),
         *_scheduled_in_all_memory(line, durations.target, free, flags),
         *_without_recomputing(costs, durations, free),
         *_narrower(costs, durations),
@@ -100,10 +103,13 @@ def changes(
     return tuple(sorted(found, key=lambda change: -change.saves_seconds)[:MOST])
 
 
-def _hidden(line: PredictedTime, target: Target) -> Iterator[tuple[str, float]]:
+def _hidden(
+    line: PredictedTime, target: Target, is_state_offloaded: bool
+) -> Iterator[tuple[str, float]]:
     """Savings from exposed transfers, and from idle ticks of a pipeline."""
+    instead = {**_INSTEAD, "host": _STATE} if is_state_offloaded else _INSTEAD
     for cause in line.transfers:
-        words = _INSTEAD.get(cause, f"hide or remove {cause}: first, half the devices on its axis")
+        words = instead.get(cause, f"hide or remove {cause}: first, half the devices on its axis")
         if cause.startswith("collective-permute") and target.platform == "tpu":
             words += f" (of collective matmuls: {_WINDOWED})"
         yield words, line.by_cause.get(cause, 0.0)

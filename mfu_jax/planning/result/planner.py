@@ -152,6 +152,7 @@ def make_plan(
         line.spend(f"{many} out of step", share * math.log2(parts) * line.seconds)
     seconds = line.seconds
     memory, limit = _on_the_device(program.memory or {}, target), target.usable_memory_bytes
+    kinds = memory_of(replace(program, memory=memory))
     return Plan(
         target=str(target),
         chips=target.chips,
@@ -160,7 +161,7 @@ def make_plan(
         fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=limit,
-        memory=memory_of(replace(program, memory=memory)),
+        memory=kinds,
         resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=executed_by_dtype(costs).total(),
         xla_rematerialized_flops=costs.executed.xla_rematerialized,
@@ -183,6 +184,7 @@ def make_plan(
             durations,
             line,
             is_roomy=_is_roomy(memory, target),
+            is_state_offloaded="host" in kinds and not memory.get("host_temp_size_in_bytes"),
             free=limit - memory.get("peak_memory_in_bytes", limit),
             flags=flags,
         ),

@@ -130,6 +130,31 @@ def test_matmuls_of_float32():
     )
 
 
+OFFLOADED = """HloModule m
+ENTRY %main (m: f32[4096,4096]) -> f32[4096,4096] {
+  %m = f32[4096,4096]{1,0ARGUMENT} parameter(0)
+  %s = (f32[4096,4096]{1,0}, f32[4096,4096]{1,0:S(5)}, u32[]) copy-start(%m)
+  %d = f32[4096,4096]{1,0} copy-done(%s)
+  ROOT %n = f32[4096,4096]{1,0} add(%d, %d), metadata={op_name="jit(step)/jvp(mlp)/add"}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "memory", "advice"),
+    [
+        (":S(5)", {}, "keep the optimizer's state"),
+        ("", {"host_temp_size_in_bytes": 2**26}, "remat_policy=minimal"),
+        (":S(5)", {"host_temp_size_in_bytes": 2**26}, "remat_policy=minimal"),
+    ],
+)
+def test_a_policy_is_advised_where_activations_are_offloaded(argument, memory, advice):
+    text = OFFLOADED.replace("ARGUMENT", argument)
+    plan = make_plan(ProgramDump(text=text, memory=memory), parse_target(topology="v6e-1"))
+    (words,) = (c.change for c in plan.changes if "the host's memory" in c.change)
+    assert advice in words
+
+
 ATTENTION = """HloModule m
 ENTRY %main (q: bf16[2,4096,16,128]) -> bf16[2,4096,16,128] {
   %q = bf16[2,4096,16,128]{3,2,1,0} parameter(0)

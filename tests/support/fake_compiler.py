@@ -25,6 +25,8 @@ def main(asked: str, out: str) -> None:
     if log := config.get("log") or os.environ.get("FAKE_COMPILER_LOG"):
         with open(log, "a") as file:
             file.write(f"{' '.join(config.get('arguments', ()))}\n")
+    if chose := config.get("chose"):
+        print(f"note: {chose}", flush=True)
     print("compiling", flush=True)
     if old := [flag for flag in ("xla_old", "xla_older") if f"--{flag}=" in flags]:
         sys.exit("\n".join(f"ERROR: Unknown command line flag '{flag}'" for flag in old))

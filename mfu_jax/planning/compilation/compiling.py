@@ -25,6 +25,7 @@ from mfu_jax.util.child_process import child_environment, run_logged
 
 PROFILE_FLAG = "xla_gpu_pgle_profile_file_or_directory_path"
 _STAGES = ("tracing", "compiling", "writing")  # progress that a child prints
+_NOTE = "note: "  # begins what it prints for the plan's notes
 # Without these, libtpu looks for attached TPUs and their metadata server.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -116,7 +117,7 @@ class Compiled(NamedTuple):
 
     Attributes:
         program: the program, or the compiler's figures if it does not fit.
-        notes: what was left out, and an error after the schedule.
+        notes: what was left out, what the child chose, and an error after the schedule.
     """
 
     program: ProgramDump | TooLarge
@@ -169,15 +170,16 @@ def compile_program(
             is_over=stages.is_over,
         )
         stages.report()
+        notes = stages.notes()
         log = file.read_text(encoding="utf-8", errors="replace")
         scheduled = read_scheduled(dumps)
         if code == 0 and out.exists():
-            return Compiled(scheduled or load(out))
+            return Compiled(scheduled or load(out), notes)
         if refusal := _refusal(log):
-            return Compiled(dataclasses.replace(refusal, program=scheduled))
+            return Compiled(dataclasses.replace(refusal, program=scheduled), notes)
         if scheduled:
             failed = f"the compiler failed once it was scheduled: {_last_line(log)}"
-            return Compiled(scheduled, (failed,) if code and code > 0 else ())
+            return Compiled(scheduled, (*notes, failed) if code and code > 0 else notes)
         return _raise(request, code, log, limits)
 
 
@@ -195,11 +197,17 @@ class _Stages:
 
     def report(self) -> None:
         """Reports the stages that the child has printed since."""
-        lines = map(str.strip, self.path.read_text("utf-8").splitlines())
-        printed = [line for line in lines if line in _STAGES]
+        printed = [line for line in self._lines() if line in _STAGES]
         for word in printed[self._reported :]:
             self._progress(word)
         self._reported = len(printed)
+
+    def notes(self) -> tuple[str, ...]:
+        """What the child has printed for the plan."""
+        return tuple(x.removeprefix(_NOTE) for x in self._lines() if x.startswith(_NOTE))
+
+    def _lines(self) -> list[str]:
+        return [line.strip() for line in self.path.read_text("utf-8").splitlines()]
 
 
 def compile_known_flags(

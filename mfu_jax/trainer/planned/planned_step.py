@@ -5,7 +5,7 @@
 compiles it for chips that are not attached. The request has `config.arguments` (as the trainer
 takes them), `platform` and `topology` as JAX names them, `slices`, and for GPUs `target_config`, an
 XLA text proto. The parent sets the variables that libtpu and the CUDA plugin read on loading.
-Progress goes to stdout, one word per line. Only this child imports JAX.
+Progress goes to stdout, one word per line, and notes. Only this child imports JAX.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ def lower(arguments: Sequence[str], devices: list[Any]) -> Any:
 
     config = with_mesh_sizes(load(arguments), devices)
     mesh = make_mesh(config, devices)
-    config = resolve_attention(config, mesh)
+    asked, config = config.remat_policy, resolve_attention(config, mesh)
+    if asked != config.remat_policy:
+        print(f"note: remat_policy={asked} is {config.remat_policy} here", flush=True)
     return lower_train_step(config, mesh, abstract_state(config, mesh))
 
 

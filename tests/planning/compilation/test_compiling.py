@@ -46,6 +46,13 @@ def test_the_childs_dump_and_its_progress():
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_what_the_child_chose_is_a_note(scheduled):
+    found = compile_program(_request(chose="a policy", scheduled=scheduled))
+    assert found.notes == ("a policy",)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("message", "used", "limit"),
     [

@@ -2,12 +2,13 @@
 
 import json
 
+import jax
 import pytest
 
 from mfu_jax.planning.step_sources import MaxTextStep
 from mfu_jax.planning.targets import parse_target
 from mfu_jax.trainer.config.pyconfig import load
-from mfu_jax.trainer.planned.planned_step import TrainerStep
+from mfu_jax.trainer.planned.planned_step import TrainerStep, lower
 from mfu_jax.trainer.step.state import state_bytes_per_device
 from tests.support.paths import DATA
 
@@ -34,6 +35,18 @@ def test_the_state_is_split_by_the_mesh_and_kept_in_its_dtype():
     whole = _state_bytes(step, {**MODEL, "data": "8"})
     assert _state_bytes(step, {**MODEL, "fsdp": "8"}) == whole // 8
     assert _state_bytes(step, {**MODEL, "data": "8", "weight_dtype": "bfloat16"}) == whole // 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [("auto", "note: remat_policy=auto is minimal_with_context here\n"), ("full", "")],
+)
+def test_the_policy_that_auto_stands_for_is_said(policy, said, capsys):
+    """Of the policies for scanned layers, the first: a tiny model fits with any."""
+    words = "emb_dim=64 mlp_dim=128 num_decoder_layers=2 attention=dot_product vocab_size=64"
+    lower([*words.split(), f"remat_policy={policy}"], jax.devices()[:1])
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from mfu_jax.pages.charts import tick_label, ticks
 from mfu_jax.pages.document import document, facts, notes, packaged, page_head, quiet, section
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
-from mfu_jax.pages.tables import Column, table
+from mfu_jax.pages.tables import Column, of_value, table
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.result.rendering import size_text
 from mfu_jax.planning.result.verdict import plan_verdict
@@ -88,7 +88,7 @@ def _sections(plan: Plan) -> Iterator[Markup]:
     if plan.collectives:
         yield section("Transfers", _transfers(plan.collectives))
     if plan.memory:
-        yield section("Memory", _sizes("kind", plan.memory))
+        yield section("Memory", _sizes(plan.memory))
 
 
 def _bars(seconds_by_cause: Mapping[str, float]) -> Iterator[BarRow]:
@@ -119,16 +119,19 @@ def _transfers(rows: Sequence[Mapping[str, Any]]) -> Markup:
     return table("transfer", rows, lambda row: str(row["kind"]), columns, kind="rows shares")
 
 
-def _sizes(by: str, bytes_by_name: Mapping[str, float]) -> Markup:
-    total = sum(bytes_by_name.values())
-    rows = sorted(bytes_by_name.items(), key=lambda pair: -pair[1])
+def _sizes(bytes_by_kind: Mapping[str, float]) -> Markup:
+    """Bytes by kind, with the shares of what is on the device."""
+    total = sum(size for kind, size in bytes_by_kind.items() if kind != "host")
+
+    def share(row: tuple[str, float]) -> float | None:
+        return None if row[0] == "host" else row[1] / total
+
+    rows = sorted(bytes_by_kind.items(), key=lambda pair: -pair[1])
     columns = [
         Column[tuple[str, float]]("size", lambda row: row[1], lambda row: size_text(row[1])),
-        Column[tuple[str, float]](
-            "share", lambda row: row[1] / total, lambda row: f"{100 * row[1] / total:.1f}%"
-        ),
+        of_value("share", share, "{:.1%}".format),
     ]
-    return table(by, rows, lambda row: row[0], columns, kind="rows shares")
+    return table("kind", rows, lambda row: row[0], columns, kind="rows shares")
 
 
 def layer_picture(layer: LayerTimeline) -> Markup:

@@ -1,12 +1,13 @@
 """The pages: the numbers are those of the JSON, and names cannot break out of the text."""
 
 import lzma
+import re
 
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.result.page import plan_page
-from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import parse_target
 from mfu_jax.util.formatting import seconds_text
@@ -49,8 +50,13 @@ def test_every_span_of_the_layer_is_drawn(plan):
 
 
 def test_a_plan_that_does_not_fit_has_a_page():
-    from mfu_jax.planning.result.plan import Plan
-
     page = plan_page(Plan(target="<b>8 chips</b>", chips=8, fits=False, notes=("a <note>",)))
     assert "does NOT fit" in page
     assert "<b>8 chips" not in page
+
+
+def test_memory_of_the_host_has_no_share_of_the_devices():
+    sizes = {"host": 5 * 2**30, "parameters": 3 * 2**30, "temporaries": 2**30}
+    page = plan_page(Plan(target="8 chips", chips=8, fits=True, memory=sizes))
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page[page.index(">Memory</a></h2>") :])
+    assert cells == ["5.00 GiB", "n/a", "3.00 GiB", "75.0%", "1.00 GiB", "25.0%"]

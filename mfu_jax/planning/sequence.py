@@ -180,6 +180,7 @@ def plan_sequence(
     )
 
 
+_HOST = ("pinned_host", "unpinned_host")  # JAX's names of the host's memory
 _Kind = tuple[tuple[int, ...], str]
 _Key = tuple[int, int]  # an object's identity, and which of its uses in a program it is
 
@@ -197,7 +198,9 @@ def _read(args: Sequence[Any], devices: int) -> dict[_Key, tuple[_Kind, int]]:
     found, uses = {}, Counter[int]()
     for leaf, array in zip(given, placed, strict=True):
         shape = array.sharding.shard_shape(array.shape) if array.sharding else array.shape
-        found[id(leaf), uses[id(leaf)]] = _kind(leaf), math.prod(shape) * array.dtype.itemsize
+        is_on_host = array.sharding and array.sharding.memory_kind in _HOST
+        size = 0 if is_on_host else math.prod(shape) * array.dtype.itemsize
+        found[id(leaf), uses[id(leaf)]] = _kind(leaf), size
         uses[id(leaf)] += 1
     return found
 

@@ -120,6 +120,24 @@ def test_one_object_for_several_arguments_of_a_program_is_as_many_arrays():
     assert found.resident_bytes == 3 * WEIGHTS + ROWS
 
 
+def test_what_is_in_the_hosts_memory_takes_none_of_the_devices():
+    weights, moments, rows = arrays((WIDTH, WIDTH), (WIDTH, WIDTH), (BATCH, WIDTH))
+    on_device = moments.sharding.with_memory_kind("device")
+    moments = moments.update(sharding=on_device.with_memory_kind("pinned_host"))
+
+    def fetched(weights, moments, gradients):
+        return update(weights, jax.device_put(moments, on_device), gradients)
+
+    found = mfu_jax.plan_sequence(
+        {
+            "judge": (lambda rows: rows.sum(), rows),
+            "train": (jax.jit(fetched, donate_argnums=(0, 1)), weights, moments, weights),
+        },
+        topology="v6e-8",
+    )
+    assert found.beside_bytes == {"judge": 2 * WEIGHTS, "train": ROWS}
+
+
 def test_a_program_that_fits_alone_may_not_fit_beside_the_others():
     large, small = arrays((10 * WIDTH, 8 * WIDTH), (WIDTH, WIDTH))
     programs = {"a": (jnp.sum, large), "b": (jnp.sum, small)}

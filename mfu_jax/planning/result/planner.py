@@ -390,7 +390,7 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
         for flag in costs.executed.flags
     ]
     notes += [
-        f"not counted: {item.name} {item.where}: {item.reason}"
+        f"not counted exactly: {item.name} {item.where}: {item.reason}"
         for item in costs.executed.unaccounted
     ]
     if any(half_of_all_pairs(record) for record in costs.records.values() if record.runs):

@@ -338,6 +338,25 @@ def test_the_summary_can_be_written_again(
     assert "or summary, and nothing else" in capsys.readouterr().err
 
 
+def test_a_restarted_runs_summary_has_the_compilation_before_its_steps(
+    report: Report, tmp_path: Path
+) -> None:
+    """It is in the run's log alone: no record of a step has it."""
+    log, file = WrittenLog(tmp_path), tmp_path / "again.json"
+    for begin, first in ((0.0, 0), (16.0, 10)):
+        log.start(begin, begin + 0.25)
+        log.line("compile", begin + 2.0, spans=[[begin + 0.5, 1_500_000]])
+        log.steps(begin + 12.0, first, [1_000_000] * 10)
+    log.alive(28.0)
+    (tmp_path / "metrics.jsonl").write_text("".join(map(line, range(20))))
+    assert report(tmp_path)["compile_seconds"] == 2 * 1.5
+    assert main(["report", str(tmp_path), str(file), "--export=summary"]) == 0
+    totals = json.loads(file.read_text())
+    assert totals["compile_seconds"] == 2 * 1.5
+    assert totals["seconds_by_use"]["compile"] == 2 * 1.5
+    assert totals["compile_count"] is None
+
+
 def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,14 +178,12 @@ class RunData:
         """The content of ``summary.json``: as logged by the last process, else from the files."""
         if logged := logged_summary(self.metrics.path):
             return logged
-        compiled = self.columns.values.get("compile/seconds", ())
         spent = {use: seconds for use, seconds in self.time.time.items() if seconds}
-        return dataclasses.replace(
-            self.summary,
-            compile_seconds=math.fsum(filter(math.isfinite, compiled)),
-            total_seconds=math.fsum(spent.values()),
-            seconds_by_use=spent,
+        known = dataclasses.replace(
+            self.summary, total_seconds=math.fsum(spent.values()), seconds_by_use=spent
         ).to_json()
+        # Much of it is before the first step, which no record has.
+        return known | {"compile_seconds": self.time.time.get("compile"), "compile_count": None}
 
     def render(self) -> str:
         """The run for a terminal."""

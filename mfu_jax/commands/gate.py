@@ -84,6 +84,7 @@ def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
         read_setup(metrics.path),
         wall={},
         profile=metrics.profile,
+        steps=range(metrics.steps.numbers[0], metrics.steps.numbers[-1] + 1),
     )
     report = f"mfu-jax report {shlex.quote(baselines[0])} {shlex.quote(run)} --html=report.html"
     return gate, _verdict(gate, of_run, report)

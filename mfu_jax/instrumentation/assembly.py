@@ -92,17 +92,22 @@ def logger_of(
         run_log=run_log or (open_run_log(settings.metrics_file) if settings.metrics_file else None),
     )
     file = settings.metrics_file or metrics_file_of(sinks)
-    logger.judge = functools.partial(_judged, str(file or ""))
+    logger.judge = functools.partial(_judged, str(file or ""), settings.start_step)
     return logger
 
 
 def _judged(
-    metrics_file: str, summary: Summary, setup: Mapping[str, Any], profile: Mapping[str, float]
+    metrics_file: str,
+    start_step: int,
+    summary: Summary,
+    setup: Mapping[str, Any],
+    profile: Mapping[str, float],
 ) -> Verdict:
     """The verdict on a run that ends; see `MetricLogger.judge`."""
     from mfu_jax.runs.report.setup import Setup  # not needed before a run's end
     from mfu_jax.runs.report.verdict import run_verdict
 
+    count = summary.steps + summary.warmup_steps + summary.compile_steps
     of_run = Setup.of(setup.get("values", {}), setup.get("texts", {}))
     return run_verdict(
         metrics_file,
@@ -111,6 +116,7 @@ def _judged(
         wall=summary.seconds_by_use,
         profile=profile,
         is_of_process=True,
+        steps=range(start_step, start_step + count),
     )
 
 

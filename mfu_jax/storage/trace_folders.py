@@ -66,7 +66,7 @@ def trace_files(path: Path) -> list[Path]:
             seen = "an empty folder, or one without traces"
             usual = (
                 "usually a trace that was not ended, or a run without profile_steps=; for a "
-                'profile pass profile_steps="10-12" to the run'
+                'profile pass profile_steps="10-12" to a run that has these steps'
             )
         raise UserError(
             f"{str(path)!r}: {seen}; expected the folder given to jax.profiler.start_trace or "

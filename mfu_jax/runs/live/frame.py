@@ -218,6 +218,7 @@ def _verdict(
         wall=uses,
         profile=follower.profile,
         is_of_process=True,
+        steps=range(steps[-1].step + 1 if follower.has_ended else 0),
     )
 
 

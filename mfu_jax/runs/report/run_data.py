@@ -95,6 +95,8 @@ class RunData:
     @cached_property
     def verdict(self) -> Verdict:
         """The answer in a sentence."""
+        numbers = self.metrics.steps.numbers
+        begins = (attempt.first_step or 0 for attempt in self.time.attempts)
         return run_verdict(
             self.metrics.path,
             self.summary,
@@ -104,6 +106,7 @@ class RunData:
             peak=self.peak,
             convention=self.options.convention if self.options.model else "",
             bound_mfu=self.bound_mfu,
+            steps=range(max(numbers[0], *begins, 0), numbers[-1] + 1),
         )
 
     @property

@@ -28,6 +28,7 @@ _MOST_LOSSES = 5
 _NEW = "runs/a"  # a folder for a run that has none
 _BEYOND = "extra FLOPs, such as recomputation"
 _INSIDE = "inside steps, not yet profiled"
+_FEWEST_STEPS = 6  # compilation, warm-up, and three to profile
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
@@ -42,11 +43,12 @@ def run_verdict(
     peak: tuple[str | None, float | None] | None = None,
     convention: str = "",
     bound_mfu: float | None = None,
+    steps: range = range(0),
 ) -> Verdict:
     """Judges a run, or what is known of it so far.
 
     Args:
-        run: its folder or metrics file, for commands.
+        run: its metrics file or log, for commands; empty, or ``-``: it has none.
         summary: of its measured steps.
         setup: as logged.
         wall: seconds of the wall clock by category, ``train`` among them.
@@ -55,6 +57,7 @@ def run_verdict(
         peak: another peak than the logged one: its text and TFLOP/s.
         convention: how the model FLOPs are counted, if not as logged.
         bound_mfu: of its plan.
+        steps: those of its last process; empty: not known.
     """
     text, tflops = peak or (setup.peak, setup.peak_tflops)
     convention = convention or setup.convention
@@ -74,7 +77,7 @@ def run_verdict(
         step_time_seconds=summary.mean_seconds,
         losses=tuple(loss for _, loss in losses[:_MOST_LOSSES]),
         next_steps=tuple(
-            _next_steps(run, setup, largest, wall, lacks=lacks, has_profile=bool(profile))
+            _next_steps(run, setup, largest, wall, steps, lacks=lacks, has_profile=bool(profile))
         ),
         like_runs=_like_runs(summary, setup, text or "", tflops, convention),
         bound_mfu=bound_mfu,
@@ -143,6 +146,7 @@ def _next_steps(
     setup: Setup,
     largest: TimeLoss | None,
     wall: Mapping[str, float],
+    steps: range,
     *,
     lacks: str,
     has_profile: bool,
@@ -150,10 +154,11 @@ def _next_steps(
     """What to do, most useful first.
 
     Args:
-        path: the run's folder or metrics file; empty: it has none.
+        path: the run's metrics file or log; empty: it has none.
         setup: as logged.
         largest: the largest loss, if it is notable.
         wall: seconds of the wall clock by category.
+        steps: of its last process.
         lacks: what would make the MFU known; empty: it is.
         has_profile: whether steps were profiled.
     """
@@ -167,17 +172,32 @@ def _next_steps(
         where = "DIR, its profile_dir" if run.endswith(".jsonl") else shlex.quote(run)
         yield NextStep(text=f"mfu-jax profile {where}")
     else:
-        folder = f"{run.removesuffix('.jsonl')}/profile"
+        home = run if is_in_folder or run == _NEW else os.path.dirname(run)
+        folder = os.path.join(home, "profile")
         # A trainer's folder, or that of run_dir, has a place for profiles.
         has_place = is_in_folder and (setup.config or Path(run, "tensorboard").is_dir())
-        values = {"profile_steps": "10-12"} | ({} if has_place else {"profile_dir": folder})
+        traced, longer = _traced(steps, setup.config)
+        values = {"profile_steps": traced} | ({} if has_place else {"profile_dir": folder})
         if "step function" in setup.values:  # arguments of `instrument`, in Python
             flags = ", ".join(f'{name}="{value}"' for name, value in values.items())
         else:
             flags = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
-        yield NextStep(text=f"{flags}, then mfu-jax profile {shlex.quote(folder)}")
+        yield NextStep(text=f"{flags}{longer}, then mfu-jax profile {shlex.quote(folder)}")
     keep = "" if path else f"metrics_file={run}/metrics.jsonl, then "
     yield NextStep(text=f"{keep}mfu-jax report {shlex.quote(run)} --html=report.html")
+
+
+def _traced(steps: range, config: Mapping[str, str]) -> tuple[str, str]:
+    """Steps to profile in the next run, after its warm-up, and how long it must be, if longer."""
+    # The trainer's next run of that name goes on after the last checkpoint.
+    is_resumed = steps.start > 0 or config.get("enable_checkpointing") == "true"
+    begin = steps.stop if is_resumed else 0
+    total = config.get("steps", "")
+    room = max(steps.stop, int(total) if total.isdecimal() else 0) - begin
+    is_short = bool(steps) and room < _FEWEST_STEPS
+    first = begin + (room - 3 if _FEWEST_STEPS <= room < 13 else 10)
+    longer = f" in a run of at least {first + 3} steps" if is_short else ""
+    return f"{first}-{first + 2}", longer
 
 
 def _remedy(loss: TimeLoss, setup: Setup, wall: Mapping[str, float]) -> str:

@@ -38,8 +38,9 @@ def judged(
     setup: Setup = ON_V5P,
     summary: Summary = SUMMARY,
     path: str = "runs/a/metrics.jsonl",
+    steps: range = range(0),
 ) -> Verdict:
-    return run_verdict(path, summary, setup, wall=wall or {}, profile=profile or {})
+    return run_verdict(path, summary, setup, wall=wall or {}, profile=profile or {}, steps=steps)
 
 
 def test_losses_of_steps_and_of_the_wall_clock_are_compared_by_the_wall_clock() -> None:
@@ -66,6 +67,42 @@ def test_commands_with_a_blank_in_the_runs_name_can_be_pasted() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("steps", "config", "advice"),
+    [
+        (range(100), {}, "profile_steps=10-12"),
+        (range(13), {}, "profile_steps=10-12"),
+        # Of a short run the last ones: the first two warm up, and the first one compiles.
+        (range(8), {}, "profile_steps=5-7"),
+        (range(6), {}, "profile_steps=3-5"),
+        (range(5), {}, "profile_steps=10-12 in a run of at least 13 steps"),
+        # A rerun goes on after the last step.
+        (range(200, 300), {}, "profile_steps=310-312 in a run of at least 313 steps"),
+        (
+            range(300),
+            {"enable_checkpointing": "true", "steps": "300"},
+            "profile_steps=310-312 in a run of at least 313 steps",
+        ),
+        (range(300), {"enable_checkpointing": "true", "steps": "320"}, "profile_steps=310-312"),
+        (range(300), {"enable_checkpointing": "true", "steps": "308"}, "profile_steps=305-307"),
+        (range(300), {"enable_checkpointing": "false", "steps": "300"}, "profile_steps=10-12"),
+    ],
+)
+def test_the_steps_to_profile_are_ones_that_the_next_run_has(
+    steps: range, config: dict[str, str], advice: str
+) -> None:
+    setup = dataclasses.replace(ON_V5P, config={"run_name": "a", **config})
+    found = judged(steps=steps, setup=setup).next_steps[0].text
+    assert found == f"{advice}, then mfu-jax profile runs/a/profile"
+
+
+def test_a_log_has_its_profiles_beside_it() -> None:
+    for path, folder in (("k2.log", "profile"), ("runs/k2.log", "runs/profile")):
+        assert judged(path=path).next_steps[0].text == (
+            f"profile_steps=10-12 profile_dir={folder}, then mfu-jax profile {folder}"
+        )
+
+
 def test_a_run_whose_profile_is_there_is_not_told_to_profile(tmp_path: Path) -> None:
     """A short run ends before its trace is read."""
     (tmp_path / "profile" / "plugins").mkdir(parents=True)
@@ -83,7 +120,8 @@ def test_the_next_step_is_of_the_largest_loss(monkeypatch: pytest.MonkeyPatch) -
 def test_the_time_of_one_process_is_not_called_the_wall_clock_of_the_job() -> None:
     """A report has the start-up, too, and the restarts: other totals than the logger's."""
     wall = {"train": 1.0, "compile": 9.0}
-    seen = run_verdict("runs/a", SUMMARY, ON_V5P, wall=wall, profile={}, is_of_process=True)
+    path = "runs/a/metrics.jsonl"
+    seen = run_verdict(path, SUMMARY, ON_V5P, wall=wall, profile={}, is_of_process=True)
     assert "largest loss: compilation, 90.0% of the process, 9 s" in seen.sentence
     assert seen.losses[0].of == "process"
     assert seen.next_steps[0].text == judged(wall).next_steps[0].text

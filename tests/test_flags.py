@@ -291,7 +291,7 @@ def test_what_is_no_config_is_refused(config: Any) -> None:
     ("values", "parts"),
     [
         ({"log_perod": 1}, ["'log_perod'", "did you mean 'log_period'", "usually", "strict"]),
-        ({"log_period": 0}, ["log_period=0", "at least 1", "usually", "enable_mfu=false"]),
+        ({"log_period": 0}, ["log_period=0", "at least 1", "usually", "large", "enable_mfu=false"]),
         ({"log_period": "ten"}, ["log_period='ten'", "whole number", "usually"]),
         ({"log_period": 1.5}, ["log_period=1.5", "whole number"]),
         ({"enable_mfu": "maybe"}, ["enable_mfu='maybe'", "true or false"]),

@@ -30,7 +30,12 @@ _PERIOD_SECONDS = 0.5
 
 
 _LOWEST = (
-    ("log_period", 1, "0 was meant to switch logging off; pass enable_mfu=false, or sinks=[]"),
+    (
+        "log_period",
+        1,
+        "0 was meant to switch logging off; pass a large number; where the loop is not the "
+        "trainer's, enable_mfu=false or sinks=[]",
+    ),
     ("calls_per_step", 1, "0 was meant for one call a step; leave it out"),
     ("steps_per_call", 1, "0 was meant for one step a call; leave it out"),
     ("warmup_steps", 0, "a subtraction went wrong; pass warmup_steps=0 or leave it out"),

@@ -150,7 +150,7 @@ def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: ob
     ("arguments", "words"),
     [
         (["stepz=3"], ["'stepz'", "did you mean 'steps'"]),
-        (["log_period=0"], ["log_period=0", "at least 1"]),
+        (["log_period=0"], ["log_period=0", "at least 1", "pass a large number"]),
         (["warmup_steps=-1"], ["warmup_steps=-1", "at least 0"]),
         (["peak_tflops_per_device=-1"], ["peak_tflops_per_device=-1", "positive number"]),
         (["hang_factor=-1"], ["hang_factor=-1", "at least 0"]),

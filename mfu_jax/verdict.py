@@ -7,7 +7,7 @@ A field may be added; one that changes its meaning or goes raises `SCHEMA`.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from mfu_jax.util.formatting import columns, counted, percent, seconds_text, spa
 SCHEMA = 1
 NOTABLE = 0.02
 """Smallest loss, as a fraction of its whole, that is worth a reader's time."""
+TOLERANCE = 0.005
+"""Clocks and peaks are not exact to the last digit; a step at 100.1% of peak is fine."""
 COLUMNS = 100
 _LIKE_NONE = "no published run is like it"
 _WITHOUT_MLP = 0.3  # of a layer's matmul results, by bytes: all but the MLP's, in Llama's widths
@@ -70,6 +72,21 @@ def share_text(fraction: float, of: str, seconds: float | None) -> str:
     """``19.5% of the step, 344 ms``: the one form of a loss and of a saving."""
     time = "" if seconds is None else f", {span(seconds)}"
     return f"{percent(fraction)} of the {of}{time}"
+
+
+def impossible_numbers(flags: Iterable[str], *utilisations: float | None) -> str:
+    """What a verdict says of impossible numbers; empty if there are none.
+
+    Args:
+        flags: what the steps' records say, if they do.
+        utilisations: of the peak; None: not known.
+
+    >>> impossible_numbers([], 0.4, None), impossible_numbers([], 1.2, None)
+    ('', 'impossible numbers (more than the peak)')
+    """
+    is_above = any((value or 0.0) > 1 + TOLERANCE for value in utilisations)
+    found = ", ".join(flags) or ("more than the peak" if is_above else "")
+    return found and f"impossible numbers ({found})"
 
 
 def remat_policy(share: float) -> str:

@@ -32,7 +32,15 @@ from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary, open_t
 from mfu_jax.profiling.timeline.time_attribution import summed
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import percent, seconds_text
-from mfu_jax.verdict import TOKENS, LikeRuns, NextStep, TimeLoss, Verdict, share_text
+from mfu_jax.verdict import (
+    TOKENS,
+    LikeRuns,
+    NextStep,
+    TimeLoss,
+    Verdict,
+    impossible_numbers,
+    share_text,
+)
 
 _CUBLAS = "__cublas"
 _OF_CUBLAS = "and of cuBLAS's tiles, which its kernels' names state"
@@ -126,6 +134,7 @@ class Profile:
         losses.sort(key=lambda bar: -bar.seconds)
         return Verdict(
             kind="profile",
+            finding=impossible_numbers((), self.mfu, self.hfu),
             mfu=self.mfu,
             hfu=self.hfu,
             convention=self.program.ledger.convention,

@@ -49,6 +49,15 @@ def test_pages_that_cannot_be_are_one_line(
         assert error in capsys.readouterr().err
 
 
+def test_an_mfu_above_100_percent_is_called_impossible(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["profile", str(folder), "peak_tflops_per_device=0.001"]) == 0
+    assert capsys.readouterr().out.startswith("impossible numbers (more than the peak); ")
+    assert cli.main(["profile", str(folder), "peak_tflops_per_device=1000"]) == 0
+    assert "impossible" not in capsys.readouterr().out
+
+
 def test_the_peak_that_the_run_was_given_is_the_profiles(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,9 +19,7 @@ from fractions import Fraction
 from typing import Any, SupportsFloat
 
 from mfu_jax.errors import UserError
-
-# Clocks and peaks are not exact to the last digit; a step at 100.1% of peak is fine.
-TOLERANCE = 0.005
+from mfu_jax.verdict import TOLERANCE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

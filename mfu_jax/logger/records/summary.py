@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
-from mfu_jax.logger.records.step_cost import TOLERANCE, StepCost, StepRates, add_costs
+from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.util.formatting import counted, loss_text, percent, readable, seconds_text, strict
-from mfu_jax.verdict import COLUMNS, NOTABLE, Verdict
+from mfu_jax.verdict import COLUMNS, NOTABLE, TOLERANCE, Verdict
 
 if TYPE_CHECKING:
     from mfu_jax.pages.markup import Markup

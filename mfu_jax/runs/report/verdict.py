@@ -14,12 +14,11 @@ from pathlib import Path
 
 from mfu_jax import names
 from mfu_jax.hardware.chips import find
-from mfu_jax.logger.records.step_cost import TOLERANCE
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.util.formatting import counted, rounded_up
-from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
+from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict, impossible_numbers
 
 _PROFILED_STEP = "profile/step_time_seconds"
 _TABLE = re.compile(r"\(table: ([^,]+)[,)]")  # the chip in the text of a peak
@@ -89,13 +88,11 @@ def _finding(summary: Summary) -> str:
     found = []
     if summary.last_loss is not None and not math.isfinite(summary.last_loss):
         found.append(f"the training loss is {summary.last_loss}")
-    flags = [f"{flag} in {counted(count, 'step')}" for flag, count in summary.flags.items()]
-    if not flags and max(summary.mfu or 0.0, summary.hfu or 0.0) > 1 + TOLERANCE:
-        flags = ["more than the peak"]
+    flags = (f"{flag} in {counted(count, 'step')}" for flag, count in summary.flags.items())
     if not summary.steps:
         found.append("no measured step")
-    elif flags:
-        found.append(f"impossible numbers ({', '.join(flags)})")
+    elif impossible := impossible_numbers(flags, summary.mfu, summary.hfu):
+        found.append(impossible)
     return "; ".join(found)
 
 

@@ -32,8 +32,15 @@ def _head(comparison: Comparison) -> list[str]:
         ("MFU", percent(before.mfu), percent(after.mfu), _points(after.mfu - before.mfu)),
     ]
     sources = columns([("before", before.source), ("after", after.source)], "<<")
-    more = f"a step takes {signed(comparison.seconds)} ({now / was - 1:+z.1%})"
-    return [*sources, "", *columns(rows, "<>>>"), "", more]
+    return [*sources, "", *columns(rows, "<>>>"), "", _change(now - was, was)]
+
+
+def _change(seconds: float, before: float) -> str:
+    """How much longer a step is."""
+    if not seconds:
+        return "a step takes the same time"
+    size = f"{seconds_text(abs(seconds))} ({percent(abs(seconds) / before)})"
+    return f"a step is {size} {'longer' if seconds > 0 else 'shorter'}"
 
 
 def _points(difference: float) -> str:

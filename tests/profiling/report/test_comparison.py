@@ -92,6 +92,20 @@ def test_every_second_has_a_reason(comparison: Comparison) -> None:
     )
 
 
+def test_the_change_of_the_step_is_said_in_words(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """50 µs a step before, 100 µs after."""
+    before, after = map(str, folders)
+    for pair, words in (
+        ([before, after], "a step is 50.000 µs (100.0%) longer"),
+        ([after, before], "a step is 50.000 µs (50.0%) shorter"),
+        ([before, before], "a step takes the same time"),
+    ):
+        assert cli.main(["profile", *pair]) == 0
+        assert words in capsys.readouterr().out.splitlines()
+
+
 def test_ops_are_joined_whatever_their_numbers(comparison: Comparison) -> None:
     changes = changes_of(comparison)
     mlp, norm, extra = changes["mlp"], changes["norm"], changes["extra"]
@@ -152,7 +166,7 @@ def test_the_command(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[s
     names = list(map(str, folders))
     assert cli.main(["profile", *names]) == 0
     text = capsys.readouterr().out
-    assert "a step takes +50.000 µs (+100.0%)" in text
+    assert "a step is 50.000 µs (100.0%) longer" in text
     assert "more work +30.000 µs, faster kernel -10.000 µs" in text
     assert cli.main(["profile", *names, "top=1"]) == 0
     assert "and 3 more, +30.000 µs; top=0 shows all" in capsys.readouterr().out

@@ -111,9 +111,13 @@ def printable(text: str) -> str:
 
 
 def short(name: str) -> str:
-    """A name cut to at most 60 characters, on one line."""
+    """A name on one line, its last 60 characters: scopes and paths of one tree begin alike.
+
+    >>> short("gradient_accumulation/decoder/layers/self_attention/attention_op/qk_product")
+    '…ation/decoder/layers/self_attention/attention_op/qk_product'
+    """
     name = printable(name)
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
 
 def json_text(value: Any) -> str:

@@ -92,6 +92,16 @@ def test_every_second_has_a_reason(comparison: Comparison) -> None:
     )
 
 
+def test_long_scopes_that_differ_in_their_last_part_are_told_apart() -> None:
+    parent = "gradient_accumulation/decoder/layers/self_attention/attention_op"
+    for name in ("qk_product", "wv_product"):
+        change = TimeChange(
+            scope=f"{parent}/{name}", phase="forward", kind="dot", before=1.0, after=2.0
+        )
+        lines = changes_table([change], 0)
+        assert any(name in line for line in lines), lines
+
+
 def test_the_change_of_the_step_is_said_in_words(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ def decoder(c: Fields, **changes: Any) -> ModelConfig:
         values.update(latent(c) if c.knows("kv_lora_rank") else heads(c))
     if "mlp_dim" not in values:
         values["mlp_dim"] = c.size("intermediate_size")
-    if "sliding_window_size" not in values:
+    if "sliding_window_size" not in values and SLIDING in values.get("layer_types", [SLIDING]):
         values["sliding_window_size"] = c.optional_size("sliding_window")
     if "layer_types" not in values:
         values["layer_types"] = (SLIDING if values["sliding_window_size"] else FULL,) * layers

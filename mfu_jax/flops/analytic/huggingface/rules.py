@@ -42,7 +42,7 @@ def late_windows(c: Fields) -> list[str]:
 
 def interval_windows(c: Fields) -> list[str]:
     """Windows except in every n-th layer; if layers are listed, some files spell n "LLLG"."""
-    windowed = c.optional_size("sliding_window") and not c.has("layer_types")
+    windowed = not c.has("layer_types") and c.optional_size("sliding_window")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
     return layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
 
@@ -69,8 +69,8 @@ def sixth_or_last(c: Fields) -> list[str]:
 def rope_free_windows(c: Fields) -> list[str]:
     """Windows, if used, in the layers without rotary positions."""
     windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
-    rotary = has_rope(c)
-    return layer_types(c, lambda i: SLIDING if windowed and not rotary(i) else FULL)
+    rotary = has_rope(c) if windowed else lambda _: 1
+    return layer_types(c, lambda i: FULL if rotary(i) else SLIDING)
 
 
 def alternating_lightning(c: Fields) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from mfu_jax.commands.flops import main
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.huggingface import from_hf_config
+from mfu_jax.flops.analytic.huggingface import from_hf_config, translated
 from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
 from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
@@ -70,6 +70,28 @@ def test_command_counts_a_config_json(tmp_path: Path, capsys: pytest.CaptureFixt
     answer = json.loads(capsys.readouterr().out)
     forward = 2 * (16 * TINY_WEIGHT_MACS + 2 * 2 * 8 * 16**2)
     assert answer["total_tflops"] == 3 * forward / 1e12
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ({"model_type": "qwen3", "max_window_layers": 28}, {}),  # use_sliding_window: false
+        (
+            {"model_type": "qwen3", "max_window_layers": 1, "use_sliding_window": True},
+            {"sliding_window": 4096},
+        ),
+        ({"model_type": "smollm3"}, {}),
+        ({"model_type": "mistral"}, {"sliding_window": 4096}),
+    ],
+)
+def test_a_size_that_the_count_does_not_use_is_not_left_out(
+    changes: dict[str, Any], left_out: dict[str, int]
+) -> None:
+    sizes = {
+        **{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    }
+    assert translated({**sizes, **changes})[1] == left_out
 
 
 def test_sizes_that_a_file_leaves_to_its_types_defaults_are_named(

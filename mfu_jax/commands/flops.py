@@ -82,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
     answer = _answer(config, convention, mfu)
     for warning in caught:
         answer["notes"].append(str(warning.message))
-        print(one_line(f"mfu-jax flops: warning: {warning.message}"), file=sys.stderr)
+        if not sys.stdout.isatty():  # where the note is seen
+            print(one_line(f"mfu-jax flops: warning: {warning.message}"), file=sys.stderr)
     if "--serving" in arguments.flags:
         answer["serving"] = _serving(config)
     return _printed(answer, arguments)

@@ -87,6 +87,13 @@ def test_an_override_without_effect_is_a_warning_and_a_note(capsys):
     assert captured.err == f"mfu-jax flops: warning: {note}\n"
 
 
+def test_in_a_terminal_it_is_said_once(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["flops", "llama2-7b", "capacity_factor=2"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("capacity_factor=2 changes nothing") == 1
+
+
 def test_a_window_whose_size_decides_is_not_said_to_be_no_part_of_the_model(capsys):
     """With 256 keys at most, a sequence of 2,048 has S·W − W²/2 of its S²/2 pairs."""
     window = ["sliding_window_size=256", "attention_type=local_sliding"]

@@ -17,7 +17,7 @@ from mfu_jax.hardware.chips import find
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.report.setup import Setup
-from mfu_jax.util.formatting import counted, rounded_up
+from mfu_jax.util.formatting import counted, rounded_up, span
 from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict, impossible_numbers
 
 _PROFILED_STEP = "profile/step_time_seconds"
@@ -27,6 +27,7 @@ _MOST_LOSSES = 5
 _NEW = "runs/a"  # a folder for a run that has none
 _BEYOND = "extra FLOPs, such as recomputation"
 _INSIDE = "inside steps, not yet profiled"
+_UNLIKE = 1.5  # beyond this ratio of step times, a profile is of other steps than the run's
 _FEWEST_STEPS = 6  # compilation, warm-up, and three to profile
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 
@@ -67,7 +68,7 @@ def run_verdict(
         lacks = "model=NAME_OR_FILE" if tflops else "hardware=NAME"
     return Verdict(
         kind="report",
-        finding=_finding(summary),
+        finding=_finding(summary, profile, setup),
         mfu=summary.mfu,
         hfu=summary.hfu,
         convention=convention,
@@ -83,8 +84,8 @@ def run_verdict(
     )
 
 
-def _finding(summary: Summary) -> str:
-    """What forbids to trust the run or its MFU, or to have one; empty: nothing."""
+def _finding(summary: Summary, profile: Mapping[str, float], setup: Setup) -> str:
+    """What forbids to trust the run, its MFU or its profile, or to have one; empty: nothing."""
     found = []
     if summary.last_loss is not None and not math.isfinite(summary.last_loss):
         found.append(f"the training loss is {summary.last_loss}")
@@ -93,6 +94,10 @@ def _finding(summary: Summary) -> str:
         found.append("no measured step")
     elif impossible := impossible_numbers(flags, summary.mfu, summary.hfu):
         found.append(impossible)
+    step, mean = profile.get(_PROFILED_STEP), summary.mean_seconds
+    if step and mean and max(step / mean, mean / step) > _UNLIKE:  # such as steps of the warm-up
+        which = f"profiled steps {setup.config.get('profile_steps', '')}".rstrip()
+        found.append(f"{which} took {span(step)} on average, the run's {span(mean)}")
     return "; ".join(found)
 
 

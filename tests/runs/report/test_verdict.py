@@ -193,6 +193,24 @@ def test_a_profile_splits_the_steps() -> None:
     assert verdict.next_steps[0].text == "mfu-jax profile DIR, its profile_dir"
 
 
+@pytest.mark.parametrize(
+    ("step_seconds", "config", "start"),
+    [
+        (8.0, {"profile_steps": "0-1"}, "profiled steps 0-1 took 8 s on average, the run's 2 s; "),
+        (1.25, {}, "profiled steps took 1.25 s on average, the run's 2 s; "),
+        (2.9, {}, "20.0% MFU ("),
+        (1.4, {}, "20.0% MFU ("),
+    ],
+)
+def test_profiled_steps_unlike_the_runs_are_said_to_be(
+    step_seconds: float, config: dict[str, str], start: str
+) -> None:
+    """Their losses are of other steps than those whose mean stands beside them: 1.5 times."""
+    profile = {"profile/step_time_seconds": step_seconds, "profile/waterfall/idle": 0.5}
+    found = judged(profile=profile, setup=dataclasses.replace(ON_V5P, config=config))
+    assert found.sentence.startswith(start)
+
+
 def test_a_run_is_placed_among_published_ones_in_its_own_convention_and_peak() -> None:
     found = judged().like_runs
     run = find_run("maxtext-docs-deepseek2-16b-v5p")

@@ -265,5 +265,5 @@ def _choices(kind: Any) -> tuple[str, ...]:
 def _expected(kind: Any) -> str:
     kind = given_kind(kind)
     if choices := _choices(kind):
-        return f"one of {', '.join(choices)}"
+        return "one of " + ", ".join(choice or '""' for choice in choices)
     return _NAMES[kind]

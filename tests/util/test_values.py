@@ -106,6 +106,7 @@ def test_values_take_the_declared_type(value: object, kind: Any, result: object)
         ({}, str, "text"),
         ("half", Policy, "one of none, full"),
         ({}, Policy, "one of none, full"),
+        ("int7", Literal["", "int8"], 'one of "", int8'),
         (5, Words, "a list of words, for example [a, b]"),
         ([True], Words, "a list of words, for example [a, b]"),
         ("a,b", Numbers, "a list of whole numbers, for example [1, 2]"),

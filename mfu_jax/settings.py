@@ -260,9 +260,10 @@ def parse_steps(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last:
+        usual = "they are the wrong way round" if match else "another notation, such as 10:12"
         raise UserError(
             f"profile_steps={text!r}: expected the first and the last step, as 10-12, or one step",
-            hint="usually they are the wrong way round; leave it out for no trace",
+            hint=f"usually {usual}; leave it out for no trace",
         )
     return first, last
 

@@ -316,7 +316,8 @@ def test_wrong_values_say_what_to_do(values: dict[str, Any], parts: list[str]) -
         (["--flops_source=value"], "^flops_source=value has no number"),
         (["--flops_source=analytic"], "^model_config='' names no model"),
         (["--flops_source=analytic", "--model_config=llama9-8b"], "llama9-8b"),
-        (["--profile_steps=9-3", "--profile_dir=p"], "^profile_steps='9-3'"),
+        (["--profile_steps=9-3", "--profile_dir=p"], "(?s)^profile_steps='9-3'.*wrong way round"),
+        (["--profile_steps=abc", "--profile_dir=p"], "(?s)'abc'.*hint: usually another notation"),
     ],
 )
 def test_wrong_flags_fail_when_they_are_parsed(arguments: list[str], message: str) -> None:

@@ -98,6 +98,8 @@ def _made(name: str, kind: type[Sink] | None, arguments: Arguments, first: int) 
     if kind is not None and "resume_from_step" in inspect.signature(kind).parameters:
         given.setdefault("resume_from_step", first)
     try:
+        if kind is not None:
+            inspect.signature(kind).bind(**given)  # whose message names the argument alone
         return make_sink(name, **given)
     except TypeError as error:
         raise UserError(

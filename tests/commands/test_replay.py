@@ -218,7 +218,8 @@ def test_what_a_sink_never_takes_is_counted(
     [
         ([], "no sink; expected --sink=NAME"),
         (["--sink=wandbb"], "unknown sink 'wandbb'"),
-        (["--sink=csv"], "cannot be made"),
+        (["--sink=csv"], "cannot be made (missing a required argument: 'path')"),
+        (["--sink=csv", "path=x.csv", "pth=y"], "cannot be made"),
         (["--sink=csv", "path=x.csv", "from_step=-1"], "from_step=-1: expected 0 or more"),
     ],
 )

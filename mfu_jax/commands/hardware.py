@@ -97,7 +97,7 @@ def _describe(chip: Chip) -> str:
         "with sparsity": _numbers(chip.sparse_tflops),
         "at boost": _numbers(chip.boost_tflops),
         "float32 matmuls": _float32(chip),
-        "memory": f"{chip.memory_gib:g} GiB{_usable(chip)}, {chip.memory_bandwidth_gbps:g} GB/s",
+        "memory": f"{_memory(chip)}, {chip.memory_bandwidth_gbps:g} GB/s",
         "devices per chip": f"{chip.devices_per_chip} (all numbers are for one)"
         if chip.devices_per_chip > 1
         else "",
@@ -119,8 +119,13 @@ def _numbers(tflops: Mapping[str, float]) -> str:
     return ", ".join(f"{dtype} {value:g}" for dtype, value in tflops.items())
 
 
-def _usable(chip: Chip) -> str:
-    return f" ({chip.usable_memory_gib:g} usable)" if chip.usable_memory_gib else ""
+def _memory(chip: Chip) -> str:
+    published, usable = chip.memory_gib, chip.usable_memory_gib
+    if usable is None:
+        return f"{published:g} GiB"
+    if usable > published:  # which is rounded down
+        return f"{usable:g} GiB usable ({published:g} published)"
+    return f"{published:g} GiB ({usable:g} usable)"
 
 
 def _float32(chip: Chip) -> str:

@@ -19,6 +19,21 @@ def test_the_command_prints_a_named_chip_as_json(capsys: pytest.CaptureFixture[s
     assert answer["sources"]
 
 
+@pytest.mark.parametrize(
+    ("chip", "memory"),
+    [
+        # libtpu's limit is 95.74 GiB; Google's table has 95.
+        ("v5p", "95.74 GiB usable (95 published), 2765 GB/s"),
+        ("v6e", "32 GiB (31.25 usable), "),
+    ],
+)
+def test_what_is_usable_is_no_part_of_less(
+    chip: str, memory: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["hardware", chip]) == 0
+    assert f"  memory            {memory}" in capsys.readouterr().out
+
+
 def test_the_command_lists_every_chip(capsys: pytest.CaptureFixture[str]):
     assert main(["hardware", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 125

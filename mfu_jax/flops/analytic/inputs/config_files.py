@@ -98,7 +98,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not usable JSON: {first_line(error)}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a JSON object, got a {type(values).__name__}")
+        kind = "null" if values is None else f"a {type(values).__name__}"
+        raise UserError(f"{path}: expected a JSON object, got {kind}")
     if "model_type" not in values:
         raise UserError(
             f"{path} has no model_type, which says what its other fields mean; every Hugging Face "

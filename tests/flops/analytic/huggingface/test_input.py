@@ -72,6 +72,14 @@ def test_command_counts_a_config_json(tmp_path: Path, capsys: pytest.CaptureFixt
     assert answer["total_tflops"] == 3 * forward / 1e12
 
 
+def test_null_is_called_as_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    for text, kind in (("null", "null"), ("[]", "a list")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"expected a JSON object, got {kind}$"):
+            load_model_config(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "left_out"),
     [

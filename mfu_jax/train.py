@@ -19,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, two_lines
+from mfu_jax.logger.run_log.events import SUMMARY
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.util.formatting import json_text
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _answer(config: Config, exit_code: int) -> str:
     """What ``--json`` prints."""
-    from mfu_jax.runs.metrics.run_files import logged_summary
+    from mfu_jax.runs.metrics.run_files import logged_summary, read_beside
 
     metrics, checkpoints = config.metrics_path, config.run_directory / "checkpoints"
     files = {
@@ -66,8 +68,13 @@ def _answer(config: Config, exit_code: int) -> str:
         "tensorboard": config.tensorboard_path,
         "checkpoints": checkpoints if config.enable_checkpointing else None,
     }
-    answer: dict[str, Any] = {name: place and str(place) for name, place in files.items()}
+    answer: dict[str, Any] = {
+        name: None if isinstance(place, Path) and not place.exists() else place and str(place)
+        for name, place in files.items()
+    }
     summary = logged_summary(str(metrics)) if metrics else {}
+    if metrics and not summary and exit_code == 0:  # nothing to do: an earlier process ended it
+        summary = read_beside(str(metrics), SUMMARY)
     return json_text({"exit_code": exit_code, **answer, "summary": summary or None})
 
 

@@ -69,6 +69,17 @@ def test_json_is_all_that_stdout_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_json_of_a_run_with_nothing_to_do_has_the_totals_that_it_ended_with(tmp_path: Path) -> None:
+    keys = ("steps=6", "enable_checkpointing=true", "--json")
+    first, again = (json.loads(run(tmp_path, *keys)[1]) for _ in range(2))
+    assert again["summary"]["steps"] == 4  # without the two of the warm-up
+    assert again == first
+    never = json.loads(run(tmp_path, "steps=0", "run_name=never", "--json")[1])
+    assert never["summary"] is None
+    assert [name for name in ("metrics", "tensorboard", "checkpoints") if never[name]] == []
+
+
+@pytest.mark.full
 def test_the_profile_of_a_run_has_its_model_flops(straight: tuple[Path, str]) -> None:
     folder, _ = straight
     profile = read_profile(folder / "default" / "profile", peak_tflops_per_device=5)

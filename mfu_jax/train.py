@@ -26,6 +26,7 @@ from mfu_jax.errors import UserError, two_lines
 from mfu_jax.logger.run_log.events import SUMMARY
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config, load
+from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.optional_deps import TRAIN, require
 
@@ -39,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help", "help"} & set(arguments):
         print(__doc__)
         return 0
-    as_json = "--json" in arguments
     try:
+        as_json = "--json" in parse(arguments, flags=("--json",)).flags
         config = load([word for word in arguments if word != "--json"])
         run_log = start_run_log(config)
         for part in ("flax", "optax", "orbax.checkpoint"):  # they import JAX, which takes seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax import cli
+from mfu_jax import cli, train
 from mfu_jax.logger.records.non_finite import NON_FINITE_EXIT_CODE
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.runs.report.setup import read_setup
@@ -77,6 +77,11 @@ def test_json_of_a_run_with_nothing_to_do_has_the_totals_that_it_ended_with(tmp_
     never = json.loads(run(tmp_path, "steps=0", "run_name=never", "--json")[1])
     assert never["summary"] is None
     assert [name for name in ("metrics", "tensorboard", "checkpoints") if never[name]] == []
+
+
+def test_a_misspelt_flag_is_told_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--jsn"]) == 2
+    assert "did you mean '--json'?" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -357,6 +357,15 @@ def test_a_restarted_runs_summary_has_the_compilation_before_its_steps(
     assert totals["compile_count"] is None
 
 
+def test_each_of_two_runs_has_its_verdict(report: Report, tmp_path: Path) -> None:
+    """As docs/verdict.md says; the comparison's own is a word."""
+    for name in "ab":
+        write_run(tmp_path / name / "metrics.jsonl", [1.0] * 9)
+    answer = report(tmp_path / "a", tmp_path / "b")
+    assert [run["verdict"]["kind"] for run in answer["runs"]] == ["report", "report"]
+    assert "verdict" not in answer
+
+
 def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

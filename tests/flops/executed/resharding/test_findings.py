@@ -118,6 +118,7 @@ STARTED = COMBINED.replace("\nENTRY main {", CUT).replace(
 
 @pytest.mark.parametrize("text", [COMBINED, STARTED])
 def test_of_combined_gathers_the_one_without_need_is_named(text: str) -> None:
+    assert ("fusion-start(" in text) == (text is STARTED)  # what it is made from is still there
     (one,) = resharded_tensors(counter_of(text), {"data": 4})
     assert (one.kind, one.tensor, one.file, one.line) == (
         "full rematerialization",
